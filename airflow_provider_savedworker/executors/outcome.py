@@ -1,0 +1,100 @@
+"""What the executor does about one task: plain functions of what the worker's record and Airflow's database say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from savedworker.model.record import State, WorkerRecord
+
+WAITS = frozenset({"deferred", "up_for_reschedule", "awaiting_input"})
+"""Conclusions after which the task instance is queued again under the same key: no event of the executor must meet it then."""
+RUNS = frozenset({"queued", "running", "restarting"})
+"""States in which Airflow still waits for the executor."""
+STORE_PATIENCE = 30 * 60.0
+"""Seconds for which a task is kept alive whose worker cannot be looked at, because the store is away."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The task instance in Airflow's database. ``heard``: seconds since its last heartbeat, None before the first."""
+
+    state: str | None
+    external_id: str | None
+    heard: float | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One worker as the executor last saw it. Durations in seconds, on its own clock."""
+
+    record: WorkerRecord
+    age: float = 0.0
+    """Since the record was read."""
+    lease_silent: float = 0.0
+    """Since the lease last changed."""
+    unheard: bool = False
+    """The relay said just now that the task lives and the API server takes no heartbeats."""
+    delivered: bool = False
+    """Airflow has, or refused, what the worker concluded."""
+    dropped: bool = False
+    """The executor has cancelled the worker."""
+
+
+End = Literal["success", "failed", "silent"]
+"""How the executor ends a task: with an event, or without one."""
+
+
+def over(record: WorkerRecord) -> bool:
+    """The worker has ended, and nothing of it executes any more."""
+    return record.state.terminal and not record.lease_held
+
+
+def ending(seen: Seen, row: Row | None) -> End | None:
+    """How to end the task for Airflow; None while it goes on. ``row`` is None when the task instance is gone (cleared)."""
+    record = seen.record
+    if not over(record):
+        return None
+    if record.concluded is not None:
+        if record.state is not State.SUCCEEDED and not seen.delivered:
+            return None
+        if record.concluded.outcome in WAITS:
+            return "silent"
+        return "failed" if row is not None and row.state == "running" and seen.delivered else "success"
+    if row is None or seen.dropped:
+        return "success"  # RESTARTING and this event: the scheduler queues a cleared task again
+    return "failed" if row.state in RUNS else "silent"
+
+
+def unwanted(seen: Seen, row: Row | None, external_id: str) -> str:
+    """Why Airflow does not wait for this worker any more; empty if it does, or may."""
+    if seen.record.state.terminal or seen.record.concluded is not None or seen.dropped:
+        return ""
+    if row is None:
+        return "the task instance was cleared or deleted"
+    if row.state not in RUNS:
+        return f"the task instance is {row.state or 'cleared'}"
+    if row.state == "restarting":
+        return "the task instance was cleared"
+    if row.external_id and external_id and row.external_id != external_id:
+        return "the task instance was queued anew"
+    return ""
+
+
+def keeps_alive(seen: Seen, term: float) -> bool:
+    """Whether the executor sends the task's heartbeat: it cannot do so itself, and its worker is not lost.
+
+    The time is bounded by the worker's own limits: what ends it (no capacity, its budget) ends this too.
+    """
+    record = seen.record
+    if record.state.terminal:
+        return record.concluded is not None and not seen.delivered
+    if seen.age > 60.0:
+        return seen.age < STORE_PATIENCE
+    if record.concluded is not None:
+        return True
+    if record.incarnation is None or not record.lease_held or record.incarnation.started_at is None:
+        return True
+    if record.state is State.CHECKPOINTING or record.notice is not None:
+        return True
+    return seen.unheard or seen.lease_silent > term / 2

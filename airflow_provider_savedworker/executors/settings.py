@@ -1,0 +1,157 @@
+"""The options of the executor: ``[savedworker]`` for all tasks, ``executor_config`` for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from savedworker.model.errors import BadSpec
+
+SECTION = "savedworker"
+
+
+class Conf(Protocol):
+    """Airflow's configuration, or a team's part of it."""
+
+    def get(self, section: str, key: str, **kwargs: Any) -> Any: ...
+
+
+class TaskOptions(BaseModel):
+    """``executor_config`` of a task, or its entry ``savedworker`` where other executors have entries too.
+
+    The fields mean what they mean for ``SavedWorkerOperator``; what is not given comes from ``[savedworker]``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory: str | int | None = None
+    cpus: float | None = None
+    image: str | None = None
+    python: str | None = None
+    user: str | None = None
+    volumes: tuple[str, ...] | None = None
+    env: dict[str, str] | None = None
+    fleet: str | None = None
+    syscalls: Literal["guarded", "all"] = "guarded"
+    checkpoint_interval: str | float | None = None
+    checkpoint_bandwidth: str | int | None = None
+    checkpoints_kept: int | None = None
+    when_unrestorable: Literal["cold_start", "fail"] = "cold_start"
+    max_cold_starts: int | None = None
+    max_migrations: int | None = None
+    wait_for_capacity: str | float | None = None
+    wait_for_match: str | float | None = None
+    avoid_reclaimed: str | float | None = None
+
+
+def task_options(executor_config: Mapping[str, Any] | None) -> TaskOptions:
+    """The options in a task's ``executor_config``. Raises BadSpec that names what is wrong."""
+    given: Any = dict(executor_config or {})
+    if SECTION in given:
+        given = given[SECTION]
+    if not isinstance(given, Mapping):
+        raise BadSpec(
+            f"executor_config[{SECTION!r}] is a {type(given).__name__}", "give a mapping of options"
+        )
+    try:
+        return TaskOptions.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(x) for x in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(TaskOptions.model_fields)
+            raise BadSpec(f"executor_config: there is no option {where}", f"use one of: {known}") from error
+        raise BadSpec(f"executor_config: {where}: {first['msg']}", "correct that option") from error
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``[savedworker]``, as far as the executor reads it. Durations in seconds."""
+
+    store: str
+    fleet: str
+    upstream: str
+    """The Execution API as instances reach it."""
+    image: str = "host"
+    python: str = ""
+    user: str | None = None
+    memory: str | None = None
+    cpus: float | None = None
+    volumes: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    checkpoint_interval: str | None = None
+    max_migrations: int | None = None
+    max_cold_starts: int | None = 3
+    wait_for_capacity: str | None = None
+    poll_interval: float = 2.0
+    token_lifetime: float = 600.0
+    threads: int = 8
+    log_on_this_machine: bool = True
+    deployment: str = ""
+
+
+def read_settings(conf: Conf, upstream: str) -> Settings:
+    """The options as they are now. Raises BadSpec for one that is wrong or missing."""
+
+    def text(name: str, default: str = "") -> str:
+        return str(conf.get(SECTION, name, fallback=default) or default).strip()
+
+    def number(name: str, default: float) -> float:
+        given = text(name)
+        try:
+            return float(given) if given else default
+        except ValueError as error:
+            raise BadSpec(f"[{SECTION}] {name} = {given!r} is no number", "correct it") from error
+
+    def count(name: str, default: int | None) -> int | None:
+        given = text(name)
+        if given.lower() in ("unlimited", "none"):
+            return None
+        return int(number(name, 0)) if given else default
+
+    store = os.environ.get("SAVEDWORKER_STORE", "") or text("store")
+    if not store:
+        raise BadSpec(
+            "SavedWorkerExecutor has no store",
+            f"set [{SECTION}] store, or SAVEDWORKER_STORE, to s3://… or file:///…",
+        )
+    environment = text("environment")
+    try:
+        given = json.loads(environment) if environment else {}
+        if not isinstance(given, dict):
+            raise ValueError("it is no object")  # noqa: TRY004
+    except ValueError as error:
+        raise BadSpec(f"[{SECTION}] environment: {error}", 'give JSON such as {"NAME": "value"}') from error
+    return Settings(
+        store=store,
+        fleet=text("fleet", "local"),
+        upstream=text("execution_api_server_url") or upstream,
+        image=text("image", "host"),
+        python=text("python"),
+        user=text("user") or None,
+        memory=text("memory") or None,
+        cpus=number("cpus", 0.0) or None,
+        volumes=tuple(x.strip() for x in text("volumes").split(",") if x.strip()),
+        environment={str(k): str(v) for k, v in given.items()},
+        checkpoint_interval=text("checkpoint_interval") or None,
+        max_migrations=count("max_migrations", None),
+        max_cold_starts=count("max_cold_starts", 3),
+        wait_for_capacity=text("wait_for_capacity") or None,
+        poll_interval=max(0.2, number("poll_interval", 2.0)),
+        token_lifetime=max(60.0, number("token_lifetime", 600.0)),
+        threads=max(1, int(number("executor_threads", 8))),
+        deployment=text("deployment"),
+    )
+
+
+def interpreter(settings: Settings, options: TaskOptions) -> str:
+    """The Python that runs the task in its worker."""
+    if options.python or settings.python:
+        return options.python or settings.python
+    return sys.executable if (options.image or settings.image) == "host" else "python3"

@@ -1,0 +1,1 @@
+"""Hooks: how to reach the store and the fleet that a connection names."""

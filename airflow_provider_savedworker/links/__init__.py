@@ -1,0 +1,1 @@
+"""Extra links of the operators."""

@@ -1,0 +1,45 @@
+"""Puts a finished worker's log where Airflow looks for it: the store, the user's own remote logging, or this machine's folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from airflow_provider_savedworker.log import archive
+from airflow_provider_savedworker.log.saved_worker_task_handler import SavedWorkerRemoteLogIO
+from airflow_provider_savedworker.log.text import worker_log
+from savedworker.controller.client import Client
+from savedworker.model.record import WorkerRecord
+
+
+def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> None:
+    """Once for each worker; again does no harm, except that the user's own remote logging may append a second time.
+
+    Raises what the store and the user's remote logging raise.
+    """
+    text = worker_log(client, record)
+    archive.keep(client.store, log_path, archive.worker_part(record), text)
+    from airflow.logging_config import get_remote_task_log
+
+    remote = get_remote_task_log()
+    if isinstance(remote, SavedWorkerRemoteLogIO):
+        return
+    file = base / log_path
+    if remote is not None:
+        _write(file, text)
+        remote.upload(log_path, None)
+        return
+    found = archive.parts(client.store, log_path)
+    _write(file, "".join(text for part, text in found if not part.startswith("file~")))
+
+
+def _write(file: Path, text: str) -> None:
+    """All or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scratch = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        scratch.write_text(text, "utf-8")
+        os.replace(scratch, file)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Operators: what DAG files import. Cheap to import, on every platform."""

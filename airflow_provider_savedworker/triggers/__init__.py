@@ -1,0 +1,1 @@
+"""Triggers: what follows a worker while its task is deferred."""

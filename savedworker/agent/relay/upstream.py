@@ -1,0 +1,72 @@
+"""One request to the engine's interface, on a connection of its own."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+HOP = frozenset(
+    {
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that concern one connection only, and those that the relay sets itself."""
+MAX_BODY = 256 << 20
+"""Bytes of a request or an answer that are relayed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Upstream:
+    """The interface below ``base``. For any number of threads."""
+
+    def __init__(self, base: str) -> None:
+        parts = urlsplit(base)
+        self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if self._secure else None
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, token: str, timeout: float
+    ) -> Answer:
+        """Send it. ``path`` begins with a slash and counts from the base. Raises OSError, http.client.HTTPException."""
+        connection: http.client.HTTPConnection
+        if self._tls is not None:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=timeout, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        try:
+            given = {k: v for k, v in headers.items() if k.lower() not in HOP}
+            if token:
+                given["Authorization"] = f"Bearer {token}"
+            connection.request(method, self._prefix + path, body=body or None, headers=given)
+            response = connection.getresponse()
+            content = response.read(MAX_BODY + 1)
+            if len(content) > MAX_BODY:
+                raise http.client.HTTPException(f"the answer has more than {MAX_BODY} bytes")
+            found = {k.lower(): v for k, v in response.getheaders() if k.lower() not in HOP}
+            return Answer(response.status, found, content)
+        finally:
+            connection.close()

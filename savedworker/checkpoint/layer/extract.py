@@ -1,0 +1,182 @@
+"""Building a tree from an index that may come from anywhere: nothing outside of the target is touched, or read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from savedworker.checkpoint.layer.content import OpenFile
+from savedworker.checkpoint.layer.errors import os_errors
+from savedworker.checkpoint.layer.index import ROOT, Entry, LayerIndex, check
+from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, settled_before
+from savedworker.checkpoint.layer.tree import DirectoryCursor, by_descriptor
+from savedworker.model.errors import Corrupt, Refused
+
+Fetch = Callable[[str], bytes]
+"""Returns the bytes behind a key, verified. What it raises ends the extraction unchanged."""
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_Data = Generator[bytes, None, None]
+_AHEAD = 4
+"""Chunks asked for ahead of the one being written, for each fetching thread: bounds the memory to that many of 4 MiB."""
+
+
+def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> Snapshot:
+    """Build the tree of ``index`` in ``target``, an existing empty directory that nobody else uses meanwhile.
+
+    Restores owners, modes, attributes, times (directories last), holes, hard links, fifos, whiteouts and opaque marks; atime
+    is set to mtime. With ``threads`` above 1, ``fetch`` is called from that many threads, a little ahead of what is being written.
+    Needs root. Returns the snapshot for the first ``precopy`` on this instance, so that it need not read everything again.
+
+    Raises Refused for an index that ``check`` refuses and for a target that is not empty, Corrupt when a chunk has not the
+    stated length, NoSpace, Fatal for other errors of the file system, and what ``fetch`` raises. The target is then
+    incomplete: remove it.
+    """
+    check(index)
+    with ExitStack() as stack:
+        with os_errors("open", target):
+            cursor = stack.enter_context(DirectoryCursor(target))
+            sources = stack.enter_context(DirectoryCursor(target))
+            if os.listdir(cursor.root):
+                raise Refused(f"{str(target)!r} is not empty", "extract into a new directory")
+            _forget_acls(cursor.root)
+        data = _fetched(index, fetch, threads)
+        try:
+            return _build(index, data, cursor, sources)
+        finally:
+            data.close()
+
+
+def _forget_acls(root: int) -> None:
+    """A default ACL that the target inherited from its own parent would be inherited by everything created below it."""
+    for name in ("system.posix_acl_default", "system.posix_acl_access"):
+        try:
+            os.removexattr(root, name)
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+                raise
+
+
+def _build(
+    index: LayerIndex, data: Iterator[bytes], cursor: DirectoryCursor, sources: DirectoryCursor
+) -> Snapshot:
+    states: dict[FileId, FileState] = {}
+    linked: set[str] = set()
+    for entry in index.entries:
+        if entry.path == ROOT or entry.kind == "socket-skipped":
+            continue
+        parent, _, name = entry.path.rpartition("/")
+        with os_errors("create", entry.path):
+            here = cursor.open(parent or ROOT)
+        if entry.link is not None:
+            above, _, first = entry.link.rpartition("/")
+            with os_errors("link", entry.path):
+                os.link(
+                    first,
+                    name,
+                    src_dir_fd=sources.open(above or ROOT),
+                    dst_dir_fd=here,
+                    follow_symlinks=False,
+                )
+            linked.add(entry.link)
+        elif entry.kind == "file":
+            status = _write_file(entry, here, name, data)
+            states[status.st_dev, status.st_ino] = _state(entry, status)
+        elif entry.kind == "dir":
+            with os_errors("create", entry.path):
+                os.mkdir(name, 0o700, dir_fd=here)
+        else:
+            with os_errors("create", entry.path):
+                _make_special(entry, here, name)
+    for path in linked:  # link(2) changes the ctime
+        parent, _, name = path.rpartition("/")
+        with os_errors("look at", path):
+            status = os.stat(name, dir_fd=cursor.open(parent or ROOT), follow_symlinks=False)
+        states[status.st_dev, status.st_ino].ctime_ns = status.st_ctime_ns
+    # Children before their parents, as creating a child changes the parent's time.
+    for entry in reversed(index.entries):
+        if entry.kind == "dir":
+            with os_errors("set the attributes of", entry.path):
+                fd = cursor.open(entry.path)
+                _set_metadata(entry, fd)
+    horizon = settled_before()
+    for state in states.values():
+        state.settled = state.ctime_ns < horizon
+    return Snapshot(states)
+
+
+def _state(entry: Entry, status: os.stat_result) -> FileState:
+    state = FileState.of(status, False)
+    state.data, state.xattrs = entry.data, entry.xattrs
+    return state
+
+
+def _write_file(entry: Entry, directory: int, name: str, data: Iterator[bytes]) -> os.stat_result:
+    with os_errors("create", entry.path):
+        fd = os.open(name, _CREATE, 0o600, dir_fd=directory)
+    with OpenFile(fd):
+        for offset, length, key in entry.data:
+            chunk = memoryview(next(data))
+            if len(chunk) != length:
+                raise Corrupt(
+                    f"chunk {key} of {entry.path!r} has {len(chunk)} bytes instead of {length}",
+                    "the checkpoint is damaged; use an earlier one",
+                )
+            with os_errors("write", entry.path):
+                while chunk:
+                    written = os.pwrite(fd, chunk, offset)
+                    chunk, offset = chunk[written:], offset + written
+        with os_errors("create", entry.path):
+            os.ftruncate(fd, entry.size)
+            _set_metadata(entry, fd)
+            return os.fstat(fd)
+
+
+def _set_metadata(entry: Entry, fd: int) -> None:
+    # In this order: chown clears setuid and security.capability, chmod changes the mask of an access ACL.
+    os.fchown(fd, entry.uid, entry.gid)
+    os.fchmod(fd, entry.mode)
+    for name, value in entry.xattrs.items():
+        os.setxattr(fd, name, value)
+    os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def _make_special(entry: Entry, directory: int, name: str) -> None:
+    if entry.kind == "symlink":
+        assert entry.target is not None  # check() saw to it
+        os.symlink(entry.target, name, dir_fd=directory)
+    elif entry.kind == "fifo":
+        os.mkfifo(name, 0o600, dir_fd=directory)
+    else:
+        device = os.makedev(entry.major, entry.minor) if entry.kind == "device" else os.makedev(0, 0)
+        os.mknod(name, 0o600 | stat.S_IFCHR, device, dir_fd=directory)
+    os.chown(name, entry.uid, entry.gid, dir_fd=directory, follow_symlinks=False)
+    if entry.kind != "symlink":
+        os.chmod(name, entry.mode, dir_fd=directory)  # follows symlinks, but this name is the node made above
+    for attribute, value in entry.xattrs.items():
+        os.setxattr(by_descriptor(directory, name), attribute, value, follow_symlinks=False)
+    os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=directory, follow_symlinks=False)
+
+
+def _fetched(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
+    return (fetch(key) for key in index.chunk_keys()) if threads <= 1 else _ahead(index, fetch, threads)
+
+
+def _ahead(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
+    waiting: deque[Future[bytes]] = deque()
+    pool = ThreadPoolExecutor(threads, "layer-fetch")
+    try:
+        for key in index.chunk_keys():
+            waiting.append(pool.submit(fetch, key))
+            if len(waiting) > threads * _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,138 @@
+"""What this instance has, on its own disk, of the groups that are in the store: what changed memory is told against.
+
+What is read back is checked: memory that is told against something else than what is in the store would come back wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+
+from savedworker.checkpoint.memory.files import opened, read_at, write_at
+from savedworker.checkpoint.memory.pagemap import PAGE
+from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes, fill
+from savedworker.model.errors import Temporary
+
+
+class BaseDamaged(Temporary):
+    """The disk of this instance does not give back what was written: ``clear`` it, and store all of the memory anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseGroup:
+    """One group: its key in the store, the windows of its space in the order of their records, and where it is on disk.
+
+    Groups of equal content, of other windows or other spaces, have one key and lie at one place.
+    """
+
+    key: str
+    windows: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the record of one window is."""
+
+    group: BaseGroup
+    offset: int
+    mask: Mask
+    check: bytes
+
+
+class Base:
+    """Groups in one private file. Safe for several threads; ``clear`` only while no other call is under way."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0
+        self._slots: dict[tuple[str, int], Slot] = {}
+        self._groups: dict[str, BaseGroup] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self._end
+
+    def find(self, space: str, number: int) -> Slot | None:
+        """Where window ``number`` of the space is, if it is here."""
+        return self._slots.get((space, number))
+
+    def content(self, key: str) -> bytearray:
+        """The whole content of the group ``key``, as far as the disk kept it: whoever stores it sees by the key. Raises BaseDamaged."""
+        place = self._groups[key]
+        content = bytearray(place.size)
+        try:
+            with opened(self._path, os.O_RDONLY) as fd:
+                read_at(fd, memoryview(content), place.offset)
+        except OSError as error:
+            raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
+        return content
+
+    def add(
+        self,
+        space: str,
+        numbers: Sequence[int],
+        masks: Sequence[Mask],
+        key: str,
+        group: bytes | bytearray | memoryview,
+    ) -> None:
+        """Take in a group that is in the store under ``key``: its whole content, in records. Raises OSError.
+
+        Not if one of its windows is here already: a checkpoint names whole groups, and no window twice.
+        """
+        with self._lock:
+            if any((space, number) in self._slots for number in numbers):
+                return
+            known = self._groups.get(key)
+            start = self._end if known is None else known.offset
+            if known is None:
+                self._end += len(group)
+        if known is None:
+            with opened(self._path, os.O_WRONLY | os.O_CREAT) as fd:
+                write_at(fd, memoryview(group), start)
+        added = BaseGroup(key, tuple(numbers), start, len(group))
+        slots, at = {}, 0
+        for number, mask in zip(numbers, masks, strict=True):
+            count = int(mask.sum()) * (PAGE // 8)
+            pages = np.frombuffer(group, dtype=np.uint64, count=count, offset=at + BITMAP)
+            slots[space, number] = Slot(added, start + at + BITMAP, mask, _check(pages))
+            at += BITMAP + count * 8
+        with self._lock:
+            self._groups.setdefault(key, added)
+            self._slots |= slots
+
+    def read(self, slot: Slot, content: Words, room: Words) -> None:
+        """Fill ``content`` with the window of ``slot``, zeros where it has no page. ``room`` is scratch. Raises BaseDamaged."""
+        whole = bool(slot.mask.all())
+        pages = content if whole else room[: int(slot.mask.sum())]
+        try:
+            with opened(self._path, os.O_RDONLY) as fd:
+                read_at(fd, as_bytes(pages), slot.offset)
+        except OSError as error:
+            raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
+        if _check(pages) != slot.check:
+            raise BaseDamaged("the base of the memory has changed on the disk of this instance")
+        if not whole:
+            fill(content, slot.mask, pages)
+
+    def clear(self) -> None:
+        """Forget everything and free the disk."""
+        self._slots.clear()
+        self._groups.clear()
+        self._end = 0
+        self._path.unlink(missing_ok=True)
+
+
+def _check(pages: Words) -> bytes:
+    """Tells altered and exchanged pages apart, at the speed of memory: a hash of the sums of the pages' words."""
+    sums = np.add.reduce(pages.reshape(-1, PAGE // 8), axis=1)
+    return bytes(blake3(sums.tobytes()).digest(length=16))

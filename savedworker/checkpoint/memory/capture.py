@@ -1,0 +1,230 @@
+"""From the memory of a dump to groups in the store: new windows whole, known ones as what differs from the base."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from savedworker.checkpoint.memory.base import Base, BaseDamaged, BaseGroup, Slot
+from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Space, Window
+from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, blank, encode, mask_of
+from savedworker.checkpoint.memory.sources import Source
+from savedworker.model.errors import Fatal
+from savedworker.model.manifest import MemoryGroup, StoredMemory
+
+
+class Chunks(Protocol):
+    """Where groups are stored."""
+
+    def put(self, data: bytes | bytearray, /) -> str:
+        """Store one chunk durably and return its key."""
+        ...
+
+    def is_fresh(self, key: str, /) -> bool:
+        """Whether a chunk that was put before this save is there and stays, so that it may be named without a put."""
+        ...
+
+
+GROUP = WINDOW + BITMAP
+"""Bytes of records after which a group is full: one dense window, or many sparse ones."""
+_BATCH = 32 << 20
+"""Bytes of memory whose changes go into one group: few objects, and well below a chunk's limit."""
+_BATCH_WINDOWS = 256
+BATCH_MEMORY = _BATCH + 4 * WINDOW
+"""Bytes that one thread holds at most."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """All spaces of one dump, in bytes of its memory: what was stored whole, and what was told against the base."""
+
+    spaces: tuple[StoredMemory, ...]
+    bytes_new: int
+    bytes_known: int
+
+    def __add__(self, other: Captured) -> Captured:
+        return Captured(
+            self.spaces + other.spaces,
+            self.bytes_new + other.bytes_new,
+            self.bytes_known + other.bytes_known,
+        )
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Names of the images that are in here: not to be stored again."""
+        return frozenset(x.pages for x in self.spaces)
+
+
+@dataclass
+class _Part:
+    """What one batch came to."""
+
+    groups: list[MemoryGroup] = field(default_factory=list)
+    used: dict[BaseGroup, None] = field(default_factory=dict)
+    """Groups of the base, in order."""
+    delta: MemoryGroup | None = None
+    bytes_known: int = 0
+
+
+class _Room(threading.local):
+    """The buffers of one thread, and its turn: of many that wait for the store, only as many read as there are cores."""
+
+    def __init__(self, turn: threading.Semaphore) -> None:
+        self.now, self.before, self.scratch = blank(), blank(), blank()
+        self.turn = turn
+
+
+def capture(
+    sources: Sequence[Source],
+    base: Base,
+    chunks: Chunks,
+    pool: Executor,
+    keep: bool,
+    still_wanted: Callable[[int], None] = lambda _: None,
+) -> Captured:
+    """Store the memory that is in ``sources``, with the threads of ``pool``.
+
+    With ``keep`` new groups are added to ``base``, so that the next checkpoint is told against them. ``still_wanted`` is
+    called with the size of every window that is done, by any thread, and may raise to end it early. Raises what it, ``chunks``,
+    ``base`` and the sources raise.
+    """
+    room = _Room(threading.Semaphore(len(os.sched_getaffinity(0))))
+    under_way: list[list[Future[_Part]]] = []
+    try:
+        for source in sources:
+            under_way.append(
+                [
+                    pool.submit(_capture, source, batch, base, chunks, keep, room, still_wanted)
+                    for batch in _batches(source.space.windows)
+                ]
+            )
+        parts = [[x.result() for x in futures] for futures in under_way]
+    except OSError as error:
+        raise Fatal(
+            f"the disk of this instance fails beside the memory that is read: {error.strerror}",
+            "free space there, or give a larger disk",
+        ) from error
+    finally:
+        for futures in under_way:
+            for future in futures:
+                future.cancel()
+        for futures in under_way:
+            for future in futures:
+                if not future.cancelled():
+                    future.exception()  # it still uses the sources
+    stored = tuple(_stored(x.space, found) for x, found in zip(sources, parts, strict=True))
+    known = sum(x.bytes_known for found in parts for x in found)
+    return Captured(stored, sum(x.size for x in stored) - known, known)
+
+
+def _stored(space: Space, parts: Sequence[_Part]) -> StoredMemory:
+    used = dict.fromkeys(group for part in parts for group in part.used)
+    return StoredMemory(
+        name=space.name,
+        pages=space.pages,
+        size=space.size,
+        groups=(
+            *(MemoryGroup(key=group.key, windows=group.windows) for group in used),
+            *(group for part in parts for group in part.groups),
+        ),
+        deltas=tuple(part.delta for part in parts if part.delta is not None),
+    )
+
+
+def _batches(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    batch, size = list[Window](), 0
+    for window in windows:
+        if batch and (size + window.size > _BATCH or len(batch) == _BATCH_WINDOWS):
+            yield batch
+            batch, size = [], 0
+        batch.append(window)
+        size += window.size
+    if batch:
+        yield batch
+
+
+def _capture(
+    source: Source,
+    batch: list[Window],
+    base: Base,
+    chunks: Chunks,
+    keep: bool,
+    room: _Room,
+    still_wanted: Callable[[int], None],
+) -> _Part:
+    part, space = _Part(), source.space
+    new = Group(space.name, chunks, base if keep else None)
+    changes, changed = bytearray(), list[int]()
+    for window in batch:
+        still_wanted(window.size)
+        mask = mask_of(window.segments)
+        slot = base.find(space.name, window.number)
+        with room.turn:
+            source.read(window, room.now)
+            differs = mask if slot is None else _difference(base, slot, mask, room)
+        if slot is None:
+            part.groups += new.add(window.number, mask, room.now)
+            continue
+        if slot.group not in part.used:
+            part.used[slot.group] = None
+            see_to_it(base, slot.group.key, chunks)
+        part.bytes_known += window.size
+        if differs.any():
+            changed.append(window.number)
+            for piece in encode(differs, room.now):
+                changes += piece
+    part.groups += new.finish()
+    if changed:
+        part.delta = MemoryGroup(key=chunks.put(changes), windows=tuple(changed))
+    return part
+
+
+def see_to_it(base: Base, key: str, chunks: Chunks) -> None:
+    """Have the group ``key`` of the base in the store, now if not before. Raises BaseDamaged when the base has something else by now."""
+    if not chunks.is_fresh(key) and chunks.put(base.content(key)) != key:
+        raise BaseDamaged("the base of the memory has changed on the disk of this instance")
+
+
+def _difference(base: Base, slot: Slot, mask: Mask, room: _Room) -> Mask:
+    """Turn ``room.now`` into its difference from the base; which of its pages are not all zeros then."""
+    base.read(slot, room.before, room.scratch)
+    np.bitwise_xor(room.now, room.before, out=room.now)
+    differs: Mask = np.bitwise_or.reduce(room.now, axis=1) != 0
+    return differs & mask
+
+
+class Group:
+    """Collects records of one space until a group is full, stores it, and adds it to ``base`` if one is given."""
+
+    def __init__(self, space: str, chunks: Chunks, base: Base | None) -> None:
+        self._space, self._chunks, self._base = space, chunks, base
+        self._records = bytearray()
+        self._numbers: list[int] = []
+        self._masks: list[Mask] = []
+
+    def add(self, number: int, mask: Mask, content: Words) -> list[MemoryGroup]:
+        """Append the pages in ``mask`` of a window; the groups that were stored for it."""
+        size = BITMAP + int(mask.sum()) * PAGE
+        stored = self.finish() if self._numbers and len(self._records) + size > GROUP else []
+        for piece in encode(mask, content):
+            self._records += piece
+        self._numbers.append(number)
+        self._masks.append(mask)
+        return stored
+
+    def finish(self) -> list[MemoryGroup]:
+        """Store what there is."""
+        if not self._numbers:
+            return []
+        key = self._chunks.put(self._records)
+        if self._base is not None:
+            self._base.add(self._space, self._numbers, self._masks, key, self._records)
+        found = MemoryGroup(key=key, windows=tuple(self._numbers))
+        self._records, self._numbers, self._masks = bytearray(), [], []
+        return [found]

@@ -1,0 +1,114 @@
+"""From groups in the store back to CRIU's pages files. Everything that is read is untrusted until its hash is checked."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+
+import numpy as np
+
+from savedworker.checkpoint.memory.files import opened, write_at
+from savedworker.checkpoint.memory.pagemap import Window, read_pagemap
+from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank, fill, split
+from savedworker.model.errors import Corrupt
+from savedworker.model.manifest import MemoryGroup, StoredMemory
+
+Get = Callable[[str], bytes | memoryview]
+"""The verified content of a chunk."""
+
+_TASK = 8
+"""Windows of one task where nothing else says which belong together."""
+
+
+class _Room(threading.local):
+    def __init__(self) -> None:
+        self.content = blank()
+
+
+def rebuild(stored: StoredMemory, folder: Path, get: Get, pool: Executor) -> list[Future[None]]:
+    """Begin to write the pages file of one space into ``folder``, where its pagemap is. All of it is there when the futures are done.
+
+    Raises Corrupt, here or from a future, when the manifest, the pagemap and the chunks do not fit each other, and what
+    ``get`` raises; OSError when the disk does not take it.
+    """
+    space = read_pagemap(folder / stored.name, stored.size)
+    if (space.pages, space.size) != (stored.pages, stored.size):
+        raise Corrupt(f"{stored.name} describes another pages file than the manifest")
+    whole = _by_window(stored.groups, stored.name)
+    deltas = _by_window(stored.deltas, stored.name)
+    missing = [x.number for x in space.windows if x.number not in whole]
+    if missing:
+        raise Corrupt(f"the manifest lacks window {missing[0]} of {stored.name}")
+    path = folder / stored.pages
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        os.ftruncate(fd, space.size)
+    room = _Room()
+    return [
+        pool.submit(_write, path, windows, whole, delta, get, room)
+        for delta, windows in _tasks(space.windows, deltas)
+    ]
+
+
+def _by_window(groups: Sequence[MemoryGroup], name: str) -> dict[int, MemoryGroup]:
+    found: dict[int, MemoryGroup] = {}
+    for group in groups:
+        for number in group.windows:
+            if found.setdefault(number, group) is not group:
+                raise Corrupt(f"window {number} of {name} is in two groups")
+    return found
+
+
+def _tasks(
+    windows: Sequence[Window], deltas: dict[int, MemoryGroup]
+) -> Iterator[tuple[MemoryGroup | None, list[Window]]]:
+    """Windows that change by the same group together, so that it is fetched once; the others a few at a time.
+
+    Two groups may have one key: the same changes at other places.
+    """
+    of_delta: dict[int, tuple[MemoryGroup, list[Window]]] = {}
+    others: list[Window] = []
+    for window in windows:
+        delta = deltas.get(window.number)
+        if delta is None:
+            others.append(window)
+        else:
+            of_delta.setdefault(id(delta), (delta, []))[1].append(window)
+    yield from of_delta.values()
+    for at in range(0, len(others), _TASK):
+        yield None, others[at : at + _TASK]
+
+
+def _write(
+    path: Path,
+    windows: Sequence[Window],
+    whole: dict[int, MemoryGroup],
+    delta: MemoryGroup | None,
+    get: Get,
+    room: _Room,
+) -> None:
+    changes = _records(delta, get) if delta is not None else {}
+    group: MemoryGroup | None = None
+    records: dict[int, tuple[Mask, Words]] = {}
+    with opened(path, os.O_WRONLY) as fd:
+        for window in windows:
+            if group is not whole[window.number]:
+                group = whole[window.number]
+                records = _records(group, get)
+            mask, content = records[window.number]
+            if window.number in changes or not mask.all():
+                fill(room.content, mask, content)
+                content = room.content
+            if window.number in changes:
+                mask, pages = changes[window.number]
+                content[mask] = np.bitwise_xor(content[mask], pages)
+            view = as_bytes(content)
+            for segment in window.segments:
+                write_at(fd, view[segment.start : segment.start + segment.length], segment.offset)
+
+
+def _records(group: MemoryGroup, get: Get) -> dict[int, tuple[Mask, Words]]:
+    data = memoryview(get(group.key))
+    return dict(zip(group.windows, split(data, len(group.windows), group.key), strict=True))

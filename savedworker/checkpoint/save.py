@@ -1,0 +1,880 @@
+"""Taking one checkpoint: read ahead, freeze and dump, capture the files inside the freeze, store, publish.
+
+With ``hold`` the worker stays frozen until everything is committed and is dead afterwards; any failure lets it run on.
+Without, it runs on as soon as its state is on local disk, whatever becomes of the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from savedworker.checkpoint import affinity, criu_errors, hooks, layer, native, processes, watches
+from savedworker.checkpoint.container import Container
+from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, mapped_outside_layer
+from savedworker.checkpoint.keys import chunk_keys
+from savedworker.checkpoint.memory import (
+    Base,
+    BaseDamaged,
+    Captured,
+    Chunks,
+    InProcess,
+    Source,
+    Spill,
+    Unreadable,
+    capture,
+    find_sources,
+    inherit,
+    warm,
+)
+from savedworker.checkpoint.network import reset_all
+from savedworker.checkpoint.pace import Pace, Work
+from savedworker.checkpoint.preflight import preflight
+from savedworker.checkpoint.priority import beside, give_way
+from savedworker.crashpoints import crash_point
+from savedworker.model import defaults
+from savedworker.model.compression import FIRST_LEVEL
+from savedworker.model.errors import Fatal, Refused, SavedWorkerError, Temporary
+from savedworker.model.manifest import (
+    Cause,
+    ImageFile,
+    Manifest,
+    OpenVolumeFile,
+    StoredFile,
+    StoredMemory,
+    StreamPosition,
+)
+from savedworker.model.rates import Rates
+from savedworker.model.spec import Volume
+from savedworker.model.units import format_duration, format_size
+from savedworker.store.chunks import ChunkStore
+
+log = logging.getLogger(__name__)
+
+IMAGE_CHUNK = 4 << 20
+_SPILL = "memory-spill"
+_DUMP_RATE = 200 << 20
+"""Bytes per second that even a slow disk takes; for the time after which a silent dump counts as stuck."""
+_DUMP_PATIENCE = 20.0
+_SPACE_FACTOR = 1.25
+"""Bytes of images for each byte of memory, as processes that share some have it written for each."""
+_SPACE_LEFT = 64 << 20
+_WARM_AFTER = 5.0
+_WARM_AGAIN = 60.0
+"""Seconds before the memory is read ahead, and between later looks for new memory, at most."""
+_HOPELESS = 3.0
+"""A checkpoint that is expected to take so many times longer than there is time is not begun."""
+_TELLING = 1.0
+"""Seconds of storing before their pace says how long the rest will take."""
+_REBASE_SHARE = 0.3
+"""Share of the images that a checkpoint may upload although most of it is told against the base; past it the base is too old."""
+_KERNEL_PATIENCE = 30.0
+"""Seconds for which a thread that cannot be stopped is waited for before a checkpoint is given up."""
+_FULL = 1 << 20
+"""A disk with less than this many bytes counts as full."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint. Durations in seconds."""
+
+    manifest: Manifest
+    seconds: float
+    frozen_seconds: float
+    bytes_uploaded: int
+    keys: frozenset[str]
+    """Of all chunks of the checkpoint."""
+    closed: int = 0
+    """Outside connections that were destroyed (only with hold)."""
+    zstd_level: int = FIRST_LEVEL
+    """At which the last of its chunks were compressed."""
+    bytes_as_is: int = 0
+    """Bytes of its memory and files that were uploaded without compression, since they would not shrink."""
+    mended: int = 0
+    """Chunks of earlier checkpoints that had gone from the store, or had become shorter, and are put again where still needed."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What was taken inside the freeze."""
+
+    frozen_at: datetime
+    upper: layer.Pending
+    shm: layer.Pending
+    log: StreamPosition
+    volume_files: tuple[OpenVolumeFile, ...]
+    mapped: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What of the memory was read inside the freeze, to be stored after it."""
+
+    captured: Captured
+    spill: Spill
+    written: list[Source]
+    """The spaces that CRIU wrote to files: not read yet."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What became of one cut. ``seconds``: for its memory."""
+
+    manifest: Manifest
+    keys: frozenset[str]
+    memory: Captured
+    seconds: float
+
+
+def tcp_option(container: Container) -> str:
+    """With a private network every connection inside the worker survives. With the host's none can: its addresses change."""
+    return "tcp-established" if container.network else "tcp-close"
+
+
+def volume_of(path: str, volumes: Iterable[Volume]) -> Volume | None:
+    """The volume on which ``path``, as the worker sees it, lies: the innermost one. A volume may be a single file."""
+    around = [v for v in volumes if path == v.target or path.startswith(v.target + "/")]
+    return max(around, key=lambda v: len(v.target), default=None)
+
+
+def _free(folder: Path) -> int:
+    """Bytes that can be written below ``folder``."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _pieces(paths: Iterable[Path], still_wanted: Callable[[], None]) -> Iterator[bytes]:
+    """The contents of ``paths``, one after the other, in pieces of IMAGE_CHUNK bytes."""
+    piece = bytearray()
+    for path in paths:
+        with path.open("rb") as file:
+            while data := file.read(IMAGE_CHUNK - len(piece)):
+                still_wanted()
+                piece += data
+                if len(piece) == IMAGE_CHUNK:
+                    yield bytes(piece)
+                    piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+@contextlib.contextmanager
+def _threads(count: int, background: bool = False) -> Iterator[ThreadPoolExecutor]:
+    """Threads for hashing, comparing, compressing and storing, whose libraries let go of the GIL.
+
+    More than there are cores where most of them wait for the store. In the background they give way to the worker.
+    """
+    pool = ThreadPoolExecutor(count, thread_name_prefix="saver", initializer=give_way if background else None)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class TooLate(Fatal):
+    """The checkpoint would not be committed in time. The last complete one stands."""
+
+    code = "too_late"
+
+
+class _Progress:
+    """Called with every piece of memory that is stored: looks whether the rest can be stored by ``deadline``."""
+
+    def __init__(self, total: int, deadline: float | None, still_wanted: Callable[[], None]) -> None:
+        self._total, self._deadline, self._still_wanted = total, deadline, still_wanted
+        self._began, self._done = time.monotonic(), 0
+        self._lock = threading.Lock()
+
+    def __call__(self, size: int) -> None:
+        self._still_wanted()
+        with self._lock:
+            done = self._done
+            self._done += size
+        now = time.monotonic()
+        spent = now - self._began
+        if self._deadline is None or spent < _TELLING or done < self._total / 8:
+            return
+        late = now + spent * (self._total - done) / done - self._deadline
+        if late > 0:
+            raise TooLate(
+                f"{format_size(done)} of {format_size(self._total)} of memory were stored in {format_duration(spent)}: "
+                f"the rest would come {format_duration(late)} too late",
+                "take checkpoints more often (--checkpoint-interval auto), so that less is left to be stored",
+            )
+
+
+class Door(Protocol):
+    """What must not be under way across a freeze: the worker's calls to its engine. See ``agent/relay``."""
+
+    def hold(self, number: str) -> None:
+        """Right before the freeze for checkpoint ``number``: have nothing under way."""
+
+    def thawed(self) -> None:
+        """The worker runs again, and its state has been taken."""
+
+    def release(self) -> None:
+        """The checkpoint failed, and the worker runs on."""
+
+
+class _NotNow(Exception):
+    """The memory is not read ahead while a checkpoint is taken."""
+
+
+class _Full(Exception):
+    """Nor when there is too little room."""
+
+
+class Saver:
+    """Takes the checkpoints of one incarnation. Not for two threads at once."""
+
+    def __init__(
+        self,
+        container: Container,
+        chunks: ChunkStore,
+        drain: Callable[[], StreamPosition],
+        door: Door | None = None,
+    ) -> None:
+        self._door = door
+        self._container = container
+        self._chunks = chunks
+        self._drain = drain
+        self._digests = FileDigests()
+        self._snapshot: layer.Snapshot | None = None
+        self.pace = Pace()
+        self._stop_warming = threading.Event()
+        self._warmer: threading.Thread | None = None
+        self._base = Base(container.home.path / "memory-base")
+        self._inherited: list[StoredMemory] = []
+        """Of the checkpoint that the worker was restored from: what of its memory is not in the base yet."""
+        self._readable = True
+        """Whether the memory of frozen processes can be read from outside, as far as is known."""
+        self._runc: subprocess.Popen[bytes] | None = None
+        self._abandoned: subprocess.Popen[bytes] | None = None
+
+    def start_from(self, snapshot: layer.Snapshot, memory: Iterable[StoredMemory] = ()) -> None:
+        """Take over what a restore knows of the layer and of the ``memory``, so that what does not change is not stored again."""
+        self._snapshot = snapshot
+        self._inherited = list(memory)
+
+    def read_ahead(self) -> None:
+        """Store the layer's files as they are now, so that less is left for the freeze."""
+        self._precopy()
+
+    def hurry(self) -> None:
+        """Have a periodic checkpoint that is under way send as fast as it can, or see at once that it is not wanted any more."""
+        self._chunks.throttle.limit(None)
+
+    def start_warming(self) -> None:
+        """Read a base of the worker's memory in the background, so that the first checkpoint is small as well."""
+        self._stop_warming.clear()
+        self._chunks.throttle.limit(self._container.spec.checkpoint.bandwidth)
+        self._warmer = threading.Thread(target=self._keep_warm, name="warmer", daemon=True)
+        self._warmer.start()
+
+    def warm_now(self, still_wanted: Callable[[], None] = lambda: None) -> None:
+        """Read what the base lacks, on this thread. Raises what ``still_wanted`` does, SavedWorkerError, OSError."""
+        if self._room_for_base():
+            while self._inherited:
+                inherit(self._inherited[-1], self._base, self._chunks.view, still_wanted)
+                self._inherited.pop()
+            warm(self._container.pids(), self._base, self._chunks, still_wanted)
+
+    def stop_warming(self) -> None:
+        """End that; what was read stays."""
+        self._stop_warming.set()
+        if self._warmer is not None:
+            self._warmer.join()
+            self._warmer = None
+
+    def _keep_warm(self) -> None:
+        give_way()
+        pause = _WARM_AFTER
+
+        def still_wanted() -> None:
+            if self._stop_warming.is_set():
+                raise _NotNow("a checkpoint is taken")
+            if not self._room_for_base():
+                raise _Full("the disk has no room for more of a base")
+
+        while not self._stop_warming.wait(pause):
+            pause = min(pause * 2, _WARM_AGAIN)
+            try:
+                self.warm_now(still_wanted)
+            except _NotNow:
+                return
+            except _Full as error:
+                log.info("the memory is not read ahead any further: %s", error)
+            except (SavedWorkerError, OSError) as error:
+                log.warning("the memory cannot be read ahead, it is tried again: %s", error)
+
+    def _give_base_up(self) -> None:
+        self._inherited.clear()
+        self._base.clear()
+
+    def _room_for_base(self) -> bool:
+        """Whether the disk takes a copy of the memory beside the images of a checkpoint."""
+        memory = self._container.cgroup.memory()
+        images = memory * _SPACE_FACTOR
+        need = max(images, images + memory - self._base.size)
+        return _free(self._container.home.path) > need + _SPACE_LEFT
+
+    def save(
+        self,
+        number: str,
+        cause: Cause,
+        publish: Callable[[Manifest], None],
+        hold: bool = False,
+        still_wanted: Callable[[], None] = lambda: None,
+        committed: Callable[[Saved], None] | None = None,
+        deadline: float | None = None,
+    ) -> Saved:
+        """Take checkpoint ``number`` and ``publish`` its manifest once all of its data is in the store.
+
+        With ``hold`` the worker is frozen throughout; ``still_wanted`` may raise until the last moment to let it run on, and
+        ``committed`` is called before it is killed (raising there lets it run on, too). Raises Refused when something cannot be
+        saved, Temporary when another try may do, TooLate when it would not be committed by ``deadline`` (time.monotonic()), Fatal
+        otherwise; the worker then runs on, its connections untouched.
+        """
+        throttle = self._chunks.throttle
+
+        def unhindered() -> None:
+            """``still_wanted``; what ends a checkpoint early does not wait for bytes that may not be sent yet."""
+            try:
+                still_wanted()
+            except BaseException:
+                throttle.limit(None)
+                raise
+
+        warming = self._warmer is not None
+        throttle.limit(None)
+        self.stop_warming()
+        try:
+            self._await_abandoned(still_wanted)
+            self._can_be_in_time(deadline)
+            throttle.limit(None if hold else self._container.spec.checkpoint.bandwidth)
+            try:
+                return self._take(number, cause, publish, hold, unhindered, committed, deadline)
+            except Unreadable as error:
+                log.warning("%s: the checkpoint is taken again, and CRIU writes the memory", error)
+                self._readable = False
+                return self._take(number, cause, publish, hold, unhindered, committed, deadline)
+        finally:
+            throttle.limit(self._container.spec.checkpoint.bandwidth)  # for what is read ahead
+            if warming:
+                self.start_warming()
+
+    def _take(
+        self,
+        number: str,
+        cause: Cause,
+        publish: Callable[[Manifest], None],
+        hold: bool,
+        still_wanted: Callable[[], None],
+        committed: Callable[[Saved], None] | None,
+        deadline: float | None,
+    ) -> Saved:
+        started = time.monotonic()
+        uploaded_before, as_is_before = self._chunks.bytes_uploaded, self._chunks.meter.bytes_as_is
+        self._chunks.begin_save()
+        mended = 0 if hold else len(self._chunks.check_known())
+        if mended:
+            log.warning("%d chunks are missing from the store or truncated, and are put again", mended)
+        reasons = preflight(self._container.pids(), self._container.spec)
+        if reasons:
+            raise Refused("; ".join(reasons), "see docs/compatibility.md")
+        folder = self._container.home.path / f"images-{number}"
+        for left in self._container.home.path.glob("images-*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a save in which an agent before this one was killed
+        self._make_room()
+        folder.mkdir(mode=0o700)
+        try:
+            precopy = beside(not hold, partial(self._precopy, still_wanted))
+            self._wait_until_it_can_stop(still_wanted)
+            still_wanted()
+            cuts: list[_Cut] = []
+            memories: list[_Memory] = []
+            saved: list[Saved] = []
+            dump_started = time.monotonic()
+            thawed_at: list[float] = []
+
+            def of_use() -> None:
+                """Raises when this cut is for nothing: a runc that was killed can leave its CRIU, and so us, at work."""
+                still_wanted()
+                self._check_runc()
+
+            def at_the_cut() -> None:
+                of_use()
+                criu = self._tracers()
+                crash_point("checkpoint.cut.before")
+                affinity.remember(self._container.pids(), folder)
+                cuts.append(self._cut(precopy, frozen_at))
+                crash_point("checkpoint.cut.after")
+                if not hold:
+                    memories.append(self._read_memory(folder, of_use))
+                    crash_point("checkpoint.cut.memory")
+                    self._check_frozen(criu)
+                    thawed_at.append(time.monotonic())
+                    return
+                stored = self._store(number, cause, folder, cuts[0], None, of_use, deadline)
+                manifest = stored.manifest
+                of_use()
+                self._check_frozen(criu)
+                publish(manifest)
+                network = self._container.network
+                result = Saved(
+                    manifest=manifest,
+                    seconds=time.monotonic() - started,
+                    frozen_seconds=time.monotonic() - dump_started,
+                    bytes_uploaded=self._chunks.bytes_uploaded - uploaded_before,
+                    keys=stored.keys,
+                    zstd_level=self._chunks.meter.level,
+                    bytes_as_is=self._chunks.meter.bytes_as_is - as_is_before,
+                )
+                if committed is not None:
+                    committed(result)
+                self._check_runc()
+                pids = self._container.pids()
+                closed = len(network.destroy_outbound(pids)) if network else reset_all(pids)
+                crash_point("checkpoint.closed.after")
+                saved.append(replace(result, closed=closed))
+
+            frozen_at = datetime.now(UTC)
+            crash_point("checkpoint.dump.before")
+            try:
+                if self._door is not None:
+                    self._door.hold(number)
+                    still_wanted()
+                self._dump(folder, not hold, self._can_read_live(hold), at_the_cut, still_wanted)
+            except BaseException:
+                if self._door is not None:
+                    self._door.release()
+                for cut in cuts:
+                    cut.upper.discard()
+                    cut.shm.discard()
+                raise
+            if self._door is not None and not hold:
+                self._door.thawed()
+            crash_point("checkpoint.dump.after")
+            if hold:
+                return saved[0]
+            stored = beside(
+                True, partial(self._store, number, cause, folder, cuts[0], memories[0], still_wanted)
+            )
+            manifest, memory, store = stored.manifest, stored.memory, stored.seconds
+            publish(manifest)
+            seconds, frozen = time.monotonic() - started, thawed_at[0] - dump_started
+            self.pace = self.pace.learnt(
+                Work(memory.bytes_new, memory.bytes_known, frozen, store, max(0.0, seconds - frozen - store))
+            )
+            return Saved(
+                manifest=manifest,
+                seconds=seconds,
+                frozen_seconds=frozen,
+                bytes_uploaded=self._chunks.bytes_uploaded - uploaded_before,
+                keys=stored.keys,
+                zstd_level=self._chunks.meter.level,
+                bytes_as_is=self._chunks.meter.bytes_as_is - as_is_before,
+                mended=mended,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _can_read_live(self, hold: bool) -> bool:
+        """Whether the memory is better read from the frozen processes than written by CRIU.
+
+        A worker that is to run on soon waits until what is new is on local disk, which CRIU does faster.
+        """
+        return self._readable and (hold or self._base.size > self._container.cgroup.memory() / 2)
+
+    def seconds_to_safe(self) -> float:
+        """How long a checkpoint would take now, from a notice to its commit, going by those that were taken here."""
+        memory = self._container.cgroup.memory()
+        known = min(self._base.size, memory)
+        return self.pace.seconds(memory - known, known)
+
+    def rates(self) -> Rates | None:
+        """What ``seconds_to_safe`` goes by, for people; None before anything was measured."""
+        pace = self.pace
+        if not pace.measured:
+            return None
+        return Rates(
+            dump=pace.dump,
+            new=pace.new,
+            known=pace.known,
+            rest=pace.rest,
+            base=self._base.size,
+            measured=pace.measured,
+        )
+
+    def _can_be_in_time(self, deadline: float | None) -> None:
+        """Raises TooLate when not even a far better pace than that of the checkpoints before would do."""
+        if deadline is None or not self.pace.measured:
+            return
+        left, need = deadline - time.monotonic(), self.seconds_to_safe()
+        if need > _HOPELESS * max(left, 0.0):
+            raise TooLate(
+                f"a checkpoint takes about {format_duration(need)} here and {format_duration(max(left, 0.0))} are left",
+                "take checkpoints more often (--checkpoint-interval auto), so that less is left to be stored",
+            )
+
+    def problems(self) -> list[str]:
+        """Why no checkpoint could be taken now, for want of room."""
+        try:
+            self._check_space()
+        except Fatal as error:
+            return [error.message]
+        return []
+
+    def _check_space(self) -> None:
+        """Raises Fatal when the disk has no room for a checkpoint, even without the base."""
+        need = int(self._container.cgroup.memory() * _SPACE_FACTOR) + _SPACE_LEFT
+        free = _free(self._container.home.path) + self._base.size
+        if free < need:
+            raise Fatal(
+                f"a checkpoint needs {format_size(need)} on {self._container.home.path} and {format_size(free)} are free",
+                "free some, or give the instance a larger disk (on this machine: SAVEDWORKER_LOCAL_DIR)",
+            )
+
+    def _make_room(self) -> None:
+        """Give the base up if a checkpoint needs its room. Raises Fatal when that is too little, too."""
+        self._check_space()
+        if _free(self._container.home.path) < self._container.cgroup.memory() * _SPACE_FACTOR + _SPACE_LEFT:
+            log.info("the base of the memory is given up, to have room on the disk for a checkpoint")
+            self._give_base_up()
+
+    def _precopy(self, still_wanted: Callable[[], None] = lambda: None) -> layer.PreCopy:
+        home = self._container.home
+        with self._chunks.putting() as put:
+
+            def put_unless_late(data: bytes) -> str:
+                still_wanted()
+                return put(data)
+
+            result = layer.precopy(
+                home.upper,
+                put_unless_late,
+                self._reusable(),
+                mapped=lambda: layer.shared_writable_files(self._container.pids(), home.upper),
+            )
+        self._snapshot = result.snapshot
+        mapped_outside_layer(self._container.pids(), self._container.lower, home.upper, self._digests)
+        return result
+
+    def _reusable(self) -> layer.Snapshot | None:
+        """What is known of the layer, without the files of which a chunk may not be in the store any more: they are read again."""
+        if self._snapshot is None:
+            return None
+        states = self._snapshot.states.items()
+        return layer.Snapshot(
+            {file: x for file, x in states if all(self._chunks.is_fresh(key) for _, _, key in x.data)}
+        )
+
+    def _wait_until_it_can_stop(self, still_wanted: Callable[[], None]) -> None:
+        """Wait while a thread is in the kernel and cannot be stopped (state D), as the parent of a vfork or on a lost share.
+
+        The worker runs on meanwhile. CRIU would hold all of it frozen for ten seconds and then give up: the child that a
+        vfork waits for is frozen too. Threads that wait for a disk again and again are no matter. Raises Temporary.
+        """
+        waiting = processes.uninterruptible(self._container.pids())
+        until = time.monotonic() + _KERNEL_PATIENCE
+        while waiting:
+            still_wanted()
+            if time.monotonic() > until:
+                thread = min(waiting)
+                who = f"pid {processes.inner_pid(thread)} ({processes.name_of(thread)})"
+                raise Temporary(f"{who} waits in the kernel (state D) and cannot be stopped", retry_after=60)
+            time.sleep(0.02)
+            waiting &= processes.uninterruptible(self._container.pids())
+
+    def _cut(self, precopy: layer.PreCopy, frozen_at: datetime) -> _Cut:
+        """Everything that must be of the very moment of the freeze."""
+        home, pids = self._container.home, self._container.pids()
+        upper = layer.finish(
+            home.upper, precopy, home.stage, dirty=layer.shared_writable_files(pids, home.upper)
+        )
+        try:
+            shm = layer.finish(home.shm, layer.PreCopy(), home.stage, trust_ctime=False)
+            return _Cut(
+                frozen_at=frozen_at,
+                upper=upper,
+                shm=shm,
+                log=self._drain(),
+                volume_files=self._volume_files(pids),
+                mapped=mapped_outside_layer(pids, self._container.lower, home.upper, self._digests),
+            )
+        except BaseException:
+            upper.discard()
+            raise
+
+    def _volume_files(self, pids: list[int]) -> tuple[OpenVolumeFile, ...]:
+        found: dict[tuple[str, bool], OpenVolumeFile] = {}
+        volumes = self._container.spec.volumes
+        for pid in pids if volumes else ():
+            for file in processes.open_files(pid, lambda target: volume_of(target, volumes)):
+                volume = volume_of(file.target, volumes)
+                if file.flags & os.O_ACCMODE == os.O_RDONLY or volume is None or volume.read_only:
+                    continue
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{pid}/fd/{file.fd}")
+                    append = bool(file.flags & os.O_APPEND)
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink:
+                        found[file.target, append] = OpenVolumeFile(
+                            path=os.path.relpath(file.target, volume.target),
+                            volume=volume.target,
+                            size=status.st_size,
+                            append=append,
+                        )
+        return tuple(found.values())
+
+    def _processes(self) -> dict[int, int]:
+        """Inner to outer pid of the worker's processes."""
+        return {processes.inner_pid(pid): pid for pid in self._container.pids()}
+
+    def _capture(
+        self,
+        sources: Sequence[Source],
+        chunks: Callable[[], Chunks],
+        pool: Executor,
+        keep: bool,
+        wanted: Callable[[int], None],
+    ) -> Captured:
+        """``capture``, told against nothing if the base cannot be relied on. ``chunks`` makes where it goes, anew for each try."""
+        try:
+            return capture(sources, self._base, chunks(), pool, keep, wanted)
+        except BaseDamaged as error:
+            log.warning("%s: all of the memory is stored anew", error)
+            self._give_base_up()
+            return capture(sources, self._base, chunks(), pool, keep, wanted)
+
+    def _read_memory(self, folder: Path, still_wanted: Callable[[], None]) -> _Memory:
+        """Inside the freeze: read what CRIU did not write, and keep what of it is new or has changed."""
+        sources = find_sources(folder, self._processes())
+        live = [x for x in sources if isinstance(x, InProcess)]
+        spills: list[Spill] = []
+
+        def spill() -> Spill:
+            spills.append(Spill(folder / _SPILL, self._chunks))
+            return spills[-1]
+
+        with _threads(min(self._chunks.shares.threads, len(os.sched_getaffinity(0)))) as pool:
+            captured = self._capture(live, spill, pool, False, lambda _: still_wanted())
+        return _Memory(captured, spills[-1], [x for x in sources if x not in live])
+
+    def _store(
+        self,
+        number: str,
+        cause: Cause,
+        folder: Path,
+        cut: _Cut,
+        read: _Memory | None,
+        still_wanted: Callable[[], None],
+        deadline: float | None = None,
+    ) -> _Stored:
+        """Put all data of the checkpoint into the store.
+
+        With ``read`` the worker runs meanwhile, and is not to be disturbed; the next checkpoint is told against this one.
+        """
+        before, began = self._chunks.bytes_uploaded, time.monotonic()
+        with _threads(self._chunks.shares.threads, background=read is not None) as pool:
+            if read is None:
+                sources = find_sources(folder, self._processes())
+                in_time = _Progress(sum(x.space.size for x in sources), deadline, still_wanted)
+                memory = self._capture(sources, lambda: self._chunks, pool, False, in_time)
+            else:
+                memory = self._store_memory(read, pool, still_wanted)
+        if read is not None:
+            self._renew_base(memory, self._chunks.bytes_uploaded - before)
+        store_seconds = time.monotonic() - began
+        crash_point("checkpoint.store.memory")
+        images = [
+            path
+            for path in sorted(folder.iterdir())
+            if path.name not in memory.files
+            and path.name != _SPILL
+            and path.suffix != ".log"
+            and not path.name.startswith("stats-")
+        ]
+        packed = self._chunks.put_many(_pieces(images, still_wanted))
+        sizes = [path.stat().st_size for path in images]
+        crash_point("checkpoint.store.images")
+        with self._chunks.putting() as put:
+            layer_index, snapshot = cut.upper.complete(put)
+            shm_index, _ = cut.shm.complete(put)
+        crash_point("checkpoint.store.layer")
+        self._snapshot = snapshot
+        spec = self._container.spec
+        manifest = Manifest(
+            worker=spec.id,
+            number=number,
+            incarnation=int(number.split("-")[0]),
+            cause=cause,
+            frozen_at=cut.frozen_at,
+            images=tuple(
+                ImageFile(name=path.name, size=size) for path, size in zip(images, sizes, strict=True)
+            ),
+            packed=StoredFile(name="packed", size=sum(sizes), chunks=tuple(packed)),
+            memory=memory.spaces,
+            layer=self._store_bytes("layer", layer_index.to_bytes()),
+            shm=self._store_bytes("shm", shm_index.to_bytes()),
+            log=cut.log,
+            volume_files=cut.volume_files,
+            runtime=self._container.runtime,
+            fingerprint=instance_fingerprint(self._container.tools, spec.image).model_copy(
+                update={"mapped_files": cut.mapped}
+            ),
+            bytes_image=sum(sizes) + sum(x.size for x in memory.spaces),
+        )
+        return _Stored(manifest, chunk_keys(manifest, layer_index, shm_index), memory, store_seconds)
+
+    def _store_memory(self, read: _Memory, pool: Executor, still_wanted: Callable[[], None]) -> Captured:
+        """Store what was read inside the freeze and what CRIU wrote to files."""
+
+        def wanted(_: int) -> None:
+            still_wanted()
+
+        keep = self._room_for_base()
+        try:
+            read.spill.store(read.captured, self._base, pool, keep, wanted)
+        except BaseDamaged:
+            self._give_base_up()  # so that the next checkpoint is told against nothing
+            raise
+        return read.captured + self._capture(read.written, lambda: self._chunks, pool, keep, wanted)
+
+    def _renew_base(self, memory: Captured, uploaded: int) -> None:
+        """Give the base up when the memory has become another one, or most of the base is of memory that is gone."""
+        size = memory.bytes_new + memory.bytes_known
+        other = memory.bytes_known > memory.bytes_new and uploaded > _REBASE_SHARE * size
+        if other or self._base.size > 2 * size + _SPACE_LEFT:
+            log.info("the base of the memory is given up: %d of %d bytes were uploaded", uploaded, size)
+            self._give_base_up()
+
+    def _store_bytes(self, name: str, data: bytes) -> StoredFile:
+        keys = self._chunks.put_many(data[i : i + IMAGE_CHUNK] for i in range(0, len(data), IMAGE_CHUNK))
+        return StoredFile(name=name, size=len(data), chunks=tuple(keys))
+
+    def _dump(
+        self,
+        folder: Path,
+        keep_running: bool,
+        live: bool,
+        at_the_cut: Callable[[], None],
+        still_wanted: Callable[[], None],
+    ) -> None:
+        """Run the dump with ``at_the_cut`` inside the freeze. However it fails, the worker runs on (soon, if not wanted).
+
+        With ``live`` CRIU is not to write the memory of the processes: ``at_the_cut`` reads it.
+        """
+        home = self._container.home
+        (home.criu_work / "dump.log").unlink(missing_ok=True)
+        watches.write_map(home.criu_work, watches.find_paths(self._container.pids()))
+        reached = threading.Event()
+        self._runc = None
+
+        def cut() -> None:
+            reached.set()
+            at_the_cut()
+
+        with hooks.serving(home.path, {"post-dump": cut}) as (script, failure):
+            home.criu_conf.write_text(
+                f"{tcp_option(self._container)}\nskip-in-flight\nlink-remap\ncpu-cap\n"
+                f"ghost-limit {defaults.GHOST_LIMIT}\n"
+                f"network-lock skip\naction-script {script}\n"
+            )
+            process = subprocess.Popen(
+                self._container.checkpoint_command(folder, keep_running),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self._container.environment() | ({native.LIVE_PAGES: "live"} if live else {}),
+            )
+            self._runc = process
+            status = self._wait(process, reached, still_wanted)
+        if status != 0:
+            self._let_run_on()
+            self._container.clear_after_criu()
+            if failure.error is not None:
+                raise failure.error
+            if _free(home.path) < _FULL:  # CRIU's log, which would say so, may be on that disk too
+                raise Fatal(
+                    f"the disk for checkpoint images, {home.path}, is full",
+                    "free space or give a larger disk",
+                )
+            raise criu_errors.explain(home.criu_work / "dump.log", self._container.runc_words())
+
+    def _tracers(self) -> dict[int, int]:
+        """Who traces the worker's processes: CRIU, from the freeze to its end."""
+        return {pid: processes.tracer_of(pid) for pid in self._container.pids()}
+
+    def _check_frozen(self, criu: dict[int, int]) -> None:
+        """Raises Fatal when CRIU, which traced these processes, has let go of them since, or had before: what was read is not of one moment."""
+        if not any(criu.values()) or self._tracers() != criu:
+            raise Fatal("CRIU ended in the middle of the dump", "see whether something kills processes here")
+
+    def _check_runc(self) -> None:
+        if self._runc is not None and self._runc.poll() is not None:
+            raise Fatal("runc ended in the middle of the dump", "see whether something kills processes here")
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], reached: threading.Event, still_wanted: Callable[[], None]
+    ) -> int:
+        """The dump's exit status. A dump that does not get to its cut in time is stuck: thaw first, kill only then.
+
+        A stopped process deadlocks CRIU on the version 1 freezer; thawing lets CRIU end by itself (PLATFORM hazard 4). One
+        that is not wanted any more is left alone, since a CRIU that is killed can take the worker with it.
+        """
+        patience = _DUMP_PATIENCE + self._container.cgroup.memory() / _DUMP_RATE
+        until = time.monotonic() + patience
+        while not reached.is_set():
+            try:
+                return process.wait(timeout=0.05)
+            except subprocess.TimeoutExpired:
+                pass
+            try:
+                still_wanted()
+            except BaseException:
+                self._abandoned = process
+                raise
+            if time.monotonic() > until:
+                log.warning("the dump made no progress within %.0f s: thawing the worker", patience)
+                self._let_run_on()
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                    self._let_run_on()
+                self._container.clear_after_criu()
+                raise Temporary(
+                    f"the worker could not be frozen and dumped within {patience:.0f} s", retry_after=60
+                )
+        return process.wait()
+
+    def _await_abandoned(self, still_wanted: Callable[[], None]) -> None:
+        """Wait for the end of a dump that was abandoned: its CRIU lets the worker run on as soon as it misses its folder."""
+        until = time.monotonic() + _DUMP_PATIENCE
+        while self._abandoned is not None:
+            still_wanted()
+            if self._abandoned.poll() is not None:
+                self._abandoned = None
+                self._let_run_on()
+                self._container.clear_after_criu()
+            elif time.monotonic() > until:
+                raise Temporary("the dump before this one has not ended yet", retry_after=_DUMP_PATIENCE)
+            else:
+                time.sleep(0.02)
+
+    def _let_run_on(self) -> None:
+        self._container.cgroup.thaw()

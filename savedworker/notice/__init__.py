@@ -1,0 +1,4 @@
+"""One monitor for each source of reclaim warnings, all yielding the same Notice.
+
+May import: checkpoint, store and model.
+"""

@@ -1,0 +1,56 @@
+"""Stored documents: canonical JSON with a format version, read back into frozen pydantic models."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from savedworker.model.base import FORMAT
+from savedworker.model.errors import Corrupt, Refused
+
+MAX_DOCUMENT = 64 << 20
+"""Bytes; a longer document is not ours."""
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def dump(model: BaseModel) -> bytes:
+    """``model`` as canonical JSON: sorted keys, no spaces, UTF-8, one final newline. Equal models give equal bytes."""
+    text = json.dumps(
+        model.model_dump(mode="json"),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    return text.encode() + b"\n"
+
+
+def load(kind: type[_M], data: bytes, where: str = "") -> _M:
+    """The document of ``kind`` in ``data``; ``where`` names it in messages.
+
+    Raises Refused for one that a newer version of the product wrote, Corrupt for everything else that is not one.
+    """
+    name = where or kind.__name__
+    if len(data) > MAX_DOCUMENT:
+        raise Corrupt(f"{name} is too long for a document ({len(data)} bytes)")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name} is not a JSON document ({error})") from error
+    version = document.get("format") if isinstance(document, dict) else None
+    if type(version) is not int or version < 1:
+        raise Corrupt(f"{name} has no format version")
+    if version > FORMAT:
+        raise Refused(
+            f"{name} was written by a newer version of Saved Worker (format {version}; this one reads up to {FORMAT})",
+            "upgrade Saved Worker here",
+        )
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        raise Corrupt(f"{name} is damaged: {place}: {first['msg']}") from error

@@ -1,0 +1,615 @@
+"""SavedWorkerExecutor without an Airflow around it: real client, controller and store; instances by hand; the database is a dictionary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.executors.workloads.base import BundleInfo
+from airflow.executors.workloads.task import ExecuteTask, TaskInstanceDTO
+from airflow.utils.state import TaskInstanceState
+
+from airflow_provider_savedworker.executors import database, outcome, saved_worker_executor
+from airflow_provider_savedworker.executors.environment import worker_environment
+from airflow_provider_savedworker.executors.outcome import Row
+from airflow_provider_savedworker.executors.saved_worker_executor import SavedWorkerExecutor
+from airflow_provider_savedworker.executors.settings import Settings, read_settings, task_options
+from airflow_provider_savedworker.executors.tracker import Task, Tracker
+from airflow_provider_savedworker.executors.workload import NO_TOKEN, worker_id
+from savedworker.agent.relay import airflow as relay
+from savedworker.agent.relay.tokens import TokenNote
+from savedworker.controller.client import Client
+from savedworker.model import events as ev
+from savedworker.model.errors import BadSpec, SavedWorkerError
+from savedworker.model.record import Reason, WorkerRecord
+from tests.agent.fake_execution_api import FakeApi
+from tests.airflow.conftest import Hand, HandFleet
+
+
+class Bed:
+    """An executor whose threads are the test: ``round`` lets it look at everything once."""
+
+    def __init__(self, client: Client, fleet: HandFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.client, self.fleet = client, fleet
+        self.api = FakeApi()
+        self.rows: dict[str, Row] = {}
+        self.kept_alive: list[str] = []
+        self.patch = monkeypatch
+        monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "a secret of these tests" * 4)
+        monkeypatch.setenv("SAVEDWORKER_STORE", client.store.url)
+        monkeypatch.setattr(
+            database, "rows", lambda ids: {x: self.rows[x] for x in set(ids) if x in self.rows}
+        )
+        monkeypatch.setattr(database, "heartbeat", self.kept_alive.extend)
+        self.executor = self.scheduler()
+
+    def scheduler(self) -> SavedWorkerExecutor:
+        """One more scheduler's executor, as after the death of the one before."""
+        self.executor = SavedWorkerExecutor(parallelism=8)
+        self.executor.client = self.client  # type: ignore[misc]
+        self.executor.settings = Settings(  # type: ignore[misc]
+            store=self.client.store.url, fleet="local", upstream=self.api.url, poll_interval=0.2
+        )
+        self.executor._tracker = Tracker(
+            self.client, 0.2, 1, 600.0, self.executor._mint, self.executor._keep_log
+        )
+        return self.executor
+
+    def workload(
+        self, task_id: str = "t", ti_id: str = "", external: str | None = "e1", **config: Any
+    ) -> Any:
+        ti = TaskInstanceDTO(
+            id=uuid.UUID(ti_id) if ti_id else uuid.uuid4(),
+            task_id=task_id,
+            dag_id="d",
+            run_id="r",
+            try_number=1,
+            map_index=-1,
+            dag_version_id=uuid.uuid4(),
+            pool_slots=1,
+            queue="default",
+            priority_weight=1,
+            external_executor_id=external,
+            executor_config=config,
+        )
+        return ExecuteTask(
+            ti=ti,
+            dag_rel_path=Path("d.py"),
+            token="the workload's token",
+            log_path="dag_id=d/run_id=r/task_id=t/attempt=1.log",
+            bundle_info=BundleInfo(name="dags-folder"),
+        )
+
+    def queue(self, workload: Any) -> Any:
+        """Airflow queues the task instance, and hands it to the executor."""
+        self.rows[str(workload.ti.id)] = Row("queued", workload.ti.external_executor_id, None)
+        self.executor.queued_tasks[workload.key] = workload
+        self.executor._process_workloads([workload])
+        return workload
+
+    def runs(self, workload: Any, heard: float = 1.0) -> None:
+        self.rows[str(workload.ti.id)] = Row("running", workload.ti.external_executor_id, heard)
+
+    def hand(self, workload: Any) -> Hand:
+        """The worker's agent."""
+        name = worker_id("d", workload.ti.task_id, -1, str(workload.ti.id), workload.ti.external_executor_id)
+        return Hand(self.client, self.fleet, self.client.spec(name))
+
+    def begin(self, **config: Any) -> tuple[Any, Hand]:
+        """A task that runs."""
+        workload = self.queue(self.workload(**config))
+        self.round()
+        hand = self.hand(workload)
+        hand.begin()
+        self.runs(workload)
+        self.round()
+        return workload, hand
+
+    def task(self) -> Task:
+        return next(iter(self.executor._tasks.values()))
+
+    def round(self, times: int = 1) -> None:
+        for _ in range(times):
+            for task in list(self.executor._tasks.values()):
+                if not task.done:
+                    with contextlib.suppress(SavedWorkerError):
+                        assert self.executor._tracker is not None
+                        self.executor._tracker.visit(task)
+            self.executor._looked = float("-inf")
+            self.executor.sync()
+
+    def events(self) -> list[str]:
+        """The states of all events since the last time."""
+        return [str(state) for state, _ in self.executor.get_event_buffer().values()]
+
+
+@pytest.fixture
+def bed(client: Client, fleet: HandFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bed]:
+    monkeypatch.setenv("AIRFLOW__LOGGING__BASE_LOG_FOLDER", str(tmp_path / "logs"))
+    bed = Bed(client, fleet, monkeypatch)
+    yield bed
+    bed.api.stop()
+
+
+# Queueing -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_queueing_is_a_worker_of_its_own(bed: Bed) -> None:
+    first = bed.queue(bed.workload(external="e1"))
+    bed.queue(bed.workload(ti_id=str(first.ti.id), external="e2"))
+    bed.round()
+    assert len(bed.client.list()) == 2
+
+
+def test_an_id_that_airflow_did_not_assign_is_made_and_told(bed: Bed) -> None:
+    workload = bed.queue(bed.workload(external=None))
+    ((key, (state, info)),) = bed.executor.get_event_buffer().items()
+    assert (key, state) == (workload.key, TaskInstanceState.RUNNING)
+    bed.rows[str(workload.ti.id)] = Row("queued", info, None)
+    bed.round()
+    assert bed.client.list()[0].id == worker_id("d", "t", -1, str(workload.ti.id), info)
+    assert workload.key in bed.executor.running
+
+
+def test_the_worker_s_memory_and_specification_hold_no_usable_token(bed: Bed) -> None:
+    workload = bed.queue(bed.workload())
+    bed.round()
+    spec = bed.hand(workload).spec
+    assert json.loads(spec.command[-1])["token"] == NO_TOKEN
+    note = bed.client.engine_note(spec.id, relay.TOKEN)
+    assert note is not None
+    token = TokenNote.model_validate_json(note).token
+    assert token not in spec.model_dump_json()
+    assert "the workload's token" not in spec.model_dump_json()
+    assert spec.relay is not None
+    assert (spec.relay.task, spec.relay.upstream) == (str(workload.ti.id), bed.api.url)
+
+
+def test_a_token_is_there_before_the_first_instance_and_renewed_in_time(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = bed.queue(bed.workload())
+    bed.round()
+    name = bed.hand(workload).id
+    first = bed.client.engine_note(name, relay.TOKEN)
+    bed.round()
+    assert bed.client.engine_note(name, relay.TOKEN) == first
+    bed.task().token_until -= 301.0
+    bed.round()
+    assert bed.client.engine_note(name, relay.TOKEN) != first
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"memory": "much"}, "much"),
+        ({"memroy": "1GiB"}, "there is no option memroy"),
+        ({"fleet": "moon"}, "moon"),
+        ({"image": "relative/folder"}, "relative/folder"),
+        ({"savedworker": {"cpus": "two"}}, "cpus"),
+        ({"checkpoint_interval": "often"}, "often"),
+        ({"volumes": ["/a"]}, "/a"),
+    ],
+)
+def test_wrong_options_fail_the_task_at_once_with_a_clear_line(
+    bed: Bed, config: dict[str, Any], why: str
+) -> None:
+    if "fleet" in config:
+        from savedworker.fleet.base import get_fleet
+
+        bed.executor.client.controller._fleets = get_fleet
+    bed.queue(bed.workload(**config))
+    ((state, info),) = bed.executor.get_event_buffer().values()
+    assert state == TaskInstanceState.FAILED
+    assert why in info
+    assert not bed.executor.running
+    assert [x.event for x in bed.executor._task_event_logs] == ["saved worker refused"]
+
+
+def test_options_of_one_task_go_before_those_of_all(bed: Bed) -> None:
+    workload = bed.queue(
+        bed.workload(memory="1GiB", cpus=2, max_migrations=4, checkpoint_interval="7s", max_cold_starts=0)
+    )
+    bed.round()
+    spec = bed.hand(workload).spec
+    assert (spec.memory, spec.cpus, spec.max_migrations) == (1 << 30, 2.0, 4)
+    assert (spec.checkpoint.interval, spec.checkpoint.max_cold_starts) == (7.0, 0)
+
+
+def test_options_beside_those_of_other_executors() -> None:
+    assert task_options({"savedworker": {"cpus": 1}, "pod_override": object()}).cpus == 1
+
+
+def test_a_task_that_cannot_be_begun_does_not_end_the_scheduler(bed: Bed) -> None:
+    bed.executor.settings = None  # type: ignore[misc,assignment]
+    bed.queue(bed.workload())
+    assert bed.events() == ["failed"]
+
+
+def test_slots_are_taken_by_workers_that_have_not_ended(bed: Bed) -> None:
+    bed.begin()
+    assert bed.executor.slots_available == 7
+
+
+# The environment ------------------------------------------------------------------------------------------------------
+
+
+def test_the_worker_gets_what_was_set_and_no_secret() -> None:
+    config = {
+        "core": {
+            "dags_folder": ("/dags", "airflow.cfg"),
+            "fernet_key": ("f", "env var"),
+            "parallelism": ("4", "env var"),
+            "load_examples": ("True", "default"),
+        },
+        "database": {"sql_alchemy_conn": ("postgresql://u:p@h/db", "env var")},
+        "api_auth": {"jwt_secret": ("s", "env var")},
+        "workers": {"secrets_backend_kwargs": ("< hidden >", "env var"), "x": ("1", "airflow.cfg")},
+        "logging": {"logging_config_class": ("airflow_provider_savedworker.log.config.X", "env var")},
+        "smtp": {"smtp_password": ("p", "airflow.cfg")},
+    }
+    found = worker_environment(config, "/home", {"MINE": "1"}, as_here=False)
+    assert found["AIRFLOW__CORE__DAGS_FOLDER"] == "/dags"
+    assert found["AIRFLOW__WORKERS__X"] == "1"
+    assert found["MINE"] == "1"
+    assert found["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == relay.INNER_URL
+    names = " ".join(found).lower()
+    for secret in ("sql_alchemy", "jwt", "fernet", "kwargs", "password", "logging_config"):
+        assert secret not in names
+
+
+@pytest.mark.parametrize(
+    "variable", ["AWS_SECRET_ACCESS_KEY", "SAVEDWORKER_KEY", "AIRFLOW_CONN_X", "DATABASE_URL"]
+)
+def test_nothing_of_the_scheduler_s_environment_leaks(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "secret")
+    assert variable not in worker_environment({}, "/home", {}, as_here=True)
+
+
+def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Conf(dict[str, str]):
+        def get(self, section: str, key: str, **kwargs: Any) -> Any:  # type: ignore[override]
+            return super().get(key, kwargs.get("fallback"))
+
+    monkeypatch.delenv("SAVEDWORKER_STORE", raising=False)
+    with pytest.raises(BadSpec, match="no store"):
+        read_settings(Conf(), "")
+    for name, value in (("poll_interval", "often"), ("environment", "[1]"), ("environment", "{")):
+        with pytest.raises(BadSpec, match=name):
+            read_settings(Conf({"store": "/s", name: value}), "")
+    found = read_settings(Conf({"store": "/s", "max_migrations": "unlimited", "max_cold_starts": "1"}), "u")
+    assert (found.max_migrations, found.max_cold_starts, found.upstream) == (None, 1, "u")
+
+
+# How tasks end --------------------------------------------------------------------------------------------------------
+
+
+def conclude(hand: Hand, state: str) -> None:
+    note = relay.ConclusionNote(
+        path=f"/task-instances/{hand.spec.engine['ti_id']}/state", body=json.dumps({"state": state})
+    )
+    hand.client.keep_engine_note(hand.id, relay.CONCLUSION, note.model_dump_json().encode())
+    hand.fenced(ev.Concluded, outcome=state)
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "up_for_retry", "skipped"])
+def test_a_task_that_told_airflow_how_it_ends(bed: Bed, state: str) -> None:
+    workload, hand = bed.begin()
+    conclude(hand, state)
+    bed.rows[str(workload.ti.id)] = Row(state, "e1", 1.0)
+    bed.round()
+    assert bed.events() == [], "its process has not ended"
+    hand.end()
+    bed.round(2)
+    assert bed.events() == ["success"]
+    assert not bed.executor.running
+    assert not bed.api.requests, "Airflow heard it from the worker itself"
+
+
+@pytest.mark.parametrize("state", sorted(outcome.WAITS))
+def test_a_task_that_will_be_queued_again_ends_without_an_event(bed: Bed, state: str) -> None:
+    workload, hand = bed.begin()
+    conclude(hand, state)
+    bed.rows[str(workload.ti.id)] = Row(state, "e1", 1.0)
+    hand.end()
+    bed.round(2)
+    assert bed.events() == []
+    assert not bed.executor.running
+
+
+def test_the_end_of_one_queueing_is_no_event_for_the_next(bed: Bed) -> None:
+    workload, hand = bed.begin()
+    conclude(hand, "success")
+    bed.queue(bed.workload(ti_id=str(workload.ti.id), external="e2"))
+    hand.end()
+    bed.round(2)
+    assert bed.events() == []
+    assert workload.key in bed.executor.running
+
+
+def test_a_task_that_died_without_a_word_fails_with_its_reason(bed: Bed) -> None:
+    _, hand = bed.begin()
+    hand.fenced(ev.Finished, exit_code=137, signal=9, reason=Reason.OOM, detail="killed at its memory limit")
+    hand.fenced(ev.LeaseReleased, end_reason="failed")
+    bed.round(2)
+    ((state, info),) = bed.executor.get_event_buffer().values()
+    assert state == TaskInstanceState.FAILED
+    assert "oom" in info
+    assert "memory limit" in info
+
+
+def test_no_event_while_its_last_process_may_execute(bed: Bed) -> None:
+    _, hand = bed.begin()
+    hand.fenced(ev.Finished, exit_code=1)
+    bed.round(2)
+    assert bed.events() == []
+
+
+def test_lost_after_it_concluded_what_it_said_is_delivered(bed: Bed) -> None:
+    workload, hand = bed.begin()
+    conclude(hand, "success")
+    hand.vanish()
+    bed.api.status["state"] = 503
+    bed.round(3)
+    assert bed.events() == []
+    assert str(workload.ti.id) in bed.kept_alive, "until Airflow has it"
+    bed.api.status.clear()
+    bed.rows[str(workload.ti.id)] = Row("success", "e1", 1.0)  # as the API server does when it gets it
+    bed.round(2)
+    assert bed.api.calls("state")[-1][2] == {"state": "success"}
+    assert bed.client.record(hand.id).reason is Reason.LOST
+    assert len(bed.fleet.launches) == 1, "it is not restored"
+    assert "failed" not in bed.events()
+
+
+def test_what_airflow_refuses_is_not_delivered_for_ever(bed: Bed) -> None:
+    _, hand = bed.begin()
+    conclude(hand, "success")
+    hand.vanish()
+    bed.api.status["state"] = 409
+    bed.round(4)
+    assert len(bed.api.calls("state")) == 1
+
+
+# Moves ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_move_is_no_event_and_the_task_is_kept_alive(bed: Bed) -> None:
+    workload, hand = bed.begin()
+    hand.fenced(ev.NoticeReceived, id="n", source="spot", seconds_left=30.0)
+    hand.fenced(ev.CheckpointStarted, number="1-1", cause="notice")
+    bed.round()
+    assert bed.kept_alive[-1:] == [str(workload.ti.id)]
+    now = bed.client.record(hand.id).created_at
+    hand.fenced(
+        ev.CheckpointCommitted, number="1-1", cause="notice", frozen_at=now, bytes_image=1, bytes_uploaded=1
+    )
+    hand.fenced(ev.HandedOver, number="1-1")
+    hand.vanish()
+    for _ in range(50):
+        bed.round()
+    assert bed.events() == []
+    assert bed.kept_alive.count(str(workload.ti.id)) >= 50
+    hand.begin(restore="1-1")
+    bed.kept_alive.clear()
+    bed.round()
+    assert bed.kept_alive == [], "it speaks for itself again"
+    assert bed.events() == []
+
+
+def test_a_queued_task_whose_instance_does_not_come_is_no_failure(bed: Bed) -> None:
+    """C01: 50 rounds while a machine is sought, past any time-out of Airflow's, and no FAILED event."""
+    workload = bed.queue(bed.workload())
+    for _ in range(50):
+        bed.round()
+        for launch in bed.fleet.launches:
+            bed.fleet.launches[launch] = "pending"
+    assert bed.events() == []
+    assert workload.key in bed.executor.running
+
+
+def test_a_silent_lease_is_covered(bed: Bed) -> None:
+    """Its instance may be gone, which is known only once the lease is dead: until then nobody else speaks for the task."""
+    workload, hand = bed.begin()
+    task = bed.task()
+    assert not bed.kept_alive
+    lease = bed.client.record(hand.id).lease
+    assert lease is not None
+    task.lease_since -= lease.term
+    bed.executor._looked = float("-inf")
+    bed.executor.sync()
+    assert bed.kept_alive == [str(workload.ti.id)]
+
+
+def test_a_worker_that_is_truly_lost_is_left_to_airflow_s_heartbeat_limit(bed: Bed) -> None:
+    """It runs, its agent is well, and its supervisor says nothing: nobody speaks for it."""
+    workload, _ = bed.begin()
+    bed.runs(workload, heard=100.0)
+    bed.round(3)
+    assert bed.kept_alive == []
+
+
+def test_a_task_whose_heartbeats_nobody_takes_is_kept_alive(bed: Bed) -> None:
+    workload, hand = bed.begin()
+    bed.runs(workload, heard=20.0)
+    for count in (1, 2):
+        note = relay.HeartbeatNote(incarnation=1, count=count).model_dump_json().encode()
+        bed.client.keep_engine_note(hand.id, relay.HEARTBEAT, note)
+        bed.round(2)
+    assert str(workload.ti.id) in bed.kept_alive
+    bed.kept_alive.clear()
+    bed.task().unheard_at -= 100.0
+    bed.round(2)
+    assert bed.kept_alive == [], "an old note says nothing"
+
+
+def test_a_task_is_kept_alive_while_the_store_is_away(bed: Bed) -> None:
+    workload, _ = bed.begin()
+    bed.task().read_at -= 120.0
+    bed.executor._looked = float("-inf")
+    bed.executor.sync()
+    assert bed.kept_alive == [str(workload.ti.id)]
+    bed.task().read_at -= outcome.STORE_PATIENCE
+    bed.kept_alive.clear()
+    bed.executor._looked = float("-inf")
+    bed.executor.sync()
+    assert bed.kept_alive == []
+
+
+# What users do --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row", [None, Row("success", "e1", 1.0), Row("failed", "e1", 1.0), Row("running", "e2", 1.0)]
+)
+@pytest.mark.parametrize("moving", [False, True])
+def test_a_task_that_nobody_wants_any_more_is_dropped(bed: Bed, row: Row | None, moving: bool) -> None:
+    """C18: cleared, marked, or queued anew; also in the moment when it is between two instances."""
+    workload, hand = bed.begin()
+    if moving:
+        hand.vanish()
+        bed.round()
+    bed.rows.pop(str(workload.ti.id))
+    if row is not None:
+        bed.rows[str(workload.ti.id)] = row
+    bed.round(5)
+    record = bed.client.record(hand.id)
+    assert record.state == "cancelled"
+    if record.lease_held:
+        assert bed.events() == [], "nothing new begins while the old one may execute"
+        hand.fenced(ev.LeaseReleased, end_reason="cancelled")
+    bed.round(3)
+    assert bed.events() == ["success"]
+    assert all(x == "ended" for x in bed.fleet.launches.values())
+
+
+def test_a_task_that_concludes_just_now_is_not_dropped(bed: Bed) -> None:
+    """The database knows it before the executor's copy of the record does."""
+    workload, hand = bed.begin()
+    bed.rows[str(workload.ti.id)] = Row("success", "e1", 1.0)
+    bed.executor._looked = float("-inf")
+    bed.executor.sync()
+    conclude(hand, "success")
+    bed.round(3)
+    assert bed.client.record(hand.id).cancel is None
+
+
+def test_a_revoked_task_is_cancelled_without_a_word(bed: Bed) -> None:
+    workload = bed.queue(bed.workload())
+    bed.round()
+    ti = workload.ti.model_copy()
+    bed.executor.revoke_task(ti=ti)
+    bed.round(2)
+    assert bed.client.record(bed.hand(workload).id).state == "cancelled"
+    assert bed.events() == []
+    assert not bed.executor.running
+
+
+# Another scheduler ----------------------------------------------------------------------------------------------------
+
+
+def adopted(bed: Bed, workloads: Sequence[Any]) -> list[Any]:
+    from types import SimpleNamespace
+
+    tis = [
+        SimpleNamespace(
+            id=x.ti.id,
+            dag_id="d",
+            task_id=x.ti.task_id,
+            map_index=-1,
+            key=x.key,
+            state="running",
+            external_executor_id=x.ti.external_executor_id,
+            last_heartbeat_at=None,
+        )
+        for x in workloads
+    ]
+    return list(bed.executor.try_adopt_task_instances(tis))  # type: ignore[arg-type]
+
+
+def test_a_new_scheduler_goes_on_with_the_workers_of_the_old_one(bed: Bed) -> None:
+    """C15: adopted, and there is one instance all the time."""
+    workload, hand = bed.begin()
+    bed.scheduler()
+    stranger = bed.workload(task_id="unknown")
+    lost = adopted(bed, [workload, stranger])
+    assert [x.task_id for x in lost] == ["unknown"]
+    bed.round(2)
+    assert len(bed.fleet.launches) == 1
+    conclude(hand, "success")
+    bed.rows[str(workload.ti.id)] = Row("success", "e1", 1.0)
+    hand.end()
+    bed.round(2)
+    assert bed.events() == ["success"]
+
+
+def test_a_worker_that_no_scheduler_adopts_is_looked_after(bed: Bed) -> None:
+    """Its task was cleared while there was no scheduler: nobody hands it over, and yet it must end."""
+    workload, hand = bed.begin()
+    bed.rows.clear()
+    bed.scheduler()
+    bed.executor._sweep()
+    bed.round(4)
+    assert bed.client.record(hand.id).state == "cancelled"
+    hand.fenced(ev.LeaseReleased, end_reason="cancelled")
+    bed.round(2)
+    assert bed.events() == []
+    assert workload.key not in bed.executor.running
+
+
+def test_the_workers_of_another_airflow_are_left_alone(bed: Bed) -> None:
+    bed.begin()
+    bed.scheduler()
+    bed.executor.deployment = "another"  # type: ignore[misc]
+    bed.executor._sweep()
+    assert bed.executor._tasks == {}
+
+
+def test_a_store_that_is_away_costs_no_try_at_adoption(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from savedworker.model.errors import Unreachable
+
+    workload, _ = bed.begin()
+    bed.scheduler()
+
+    def away(worker: str) -> WorkerRecord:
+        raise Unreachable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.client, "record", away)
+        assert adopted(bed, [workload]) == []
+    bed.round()
+    assert bed.task().record is not None
+
+
+def test_a_worker_that_is_not_in_the_store_any_more_fails_the_task_in_the_end(bed: Bed) -> None:
+    workload, _ = bed.begin()
+    bed.client.store.delete([x.key for x in bed.client.store.list("workers")])
+    task = bed.task()
+    assert bed.executor._tracker is not None
+    bed.executor._tracker._work(task)
+    bed.executor.sync()
+    assert bed.events() == []
+    assert task.missing_since is not None
+    task.missing_since -= 61.0
+    bed.executor._tracker._work(task)
+    bed.executor.sync()
+    ((state, info),) = bed.executor.get_event_buffer().values()
+    assert (state, "there is no worker" in info) == (TaskInstanceState.FAILED, True)
+    assert workload.key not in bed.executor.running
+
+
+# Flags ----------------------------------------------------------------------------------------------------------------
+
+
+def test_other_workloads_are_refused_by_flag() -> None:
+    assert not SavedWorkerExecutor.supports_callbacks
+    assert not SavedWorkerExecutor.supports_connection_test
+    assert not SavedWorkerExecutor.supports_multi_team
+    assert not SavedWorkerExecutor.serve_logs
+    assert SavedWorkerExecutor.pre_assigns_external_executor_id
+    assert saved_worker_executor.LOOK_EVERY * 4 < 60, "what nobody wants is dropped within a minute"

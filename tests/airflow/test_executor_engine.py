@@ -1,0 +1,83 @@
+"""Tasks of a real Airflow under SavedWorkerExecutor: what they are under LocalExecutor, while their hosts are taken away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.airflow.engine import eventually
+from tests.airflow.executor_bed import Bed, Run, executor_bed, in_the_meantime, oracle
+
+pytestmark = [pytest.mark.engine, pytest.mark.criu, pytest.mark.timeout(420)]
+
+SUITE = ("python", "mapped", "deferred", "reschedule", "retried")
+"""Of the whole suite (in the sweep) so much as a few minutes allow."""
+STEPS = {"python": 10}
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    with executor_bed(tmp_path_factory.mktemp("executor")) as started:
+        yield started
+
+
+class Mover(threading.Thread):
+    """Takes the host of the run's task away once it has said ``said``."""
+
+    def __init__(self, run: Run, said: str, notice: float | None) -> None:
+        super().__init__(daemon=True)
+        self.run_, self.said, self.notice = run, said, notice
+        self.problem: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.run_.move(self.run_.running(said=self.said), self.notice)
+        except BaseException as error:
+            self.problem = error
+
+    def finish(self) -> None:
+        self.join(120)
+        if self.problem is not None:
+            raise self.problem
+
+
+def _agree(run: Run, wanted: dict[str, Any]) -> bool:
+    return run.facts() == wanted
+
+
+def test_the_suite_agrees_with_local_executor_while_hosts_are_taken_away(bed: Bed) -> None:
+    """States, tries, XComs and log lines; one task moves with notice, another is lost without."""
+    saved = {name: bed.run(f"saved_{name}", STEPS.get(name, 2)) for name in SUITE}
+    lost = bed.run("saved_periodic", 24)
+    movers = [Mover(saved["python"], "traffic step 1", 20.0), Mover(lost, "traffic step 12", None)]
+    local = oracle(bed, SUITE, STEPS, 300)
+    in_the_meantime([*saved.values(), lost], lambda: None, 300)
+    for mover in movers:
+        mover.finish()
+
+    for name in SUITE:
+        wanted = local[name].facts()
+        what = f"{name}: {saved[name].facts()} is {wanted}"
+        eventually(partial(_agree, saved[name], wanted), 15, what, every=2.0)
+        assert saved[name].callbacks() == local[name].callbacks(), name
+    (worker,) = saved["python"].workers()
+    assert (worker.migrations, worker.cold_starts) == (1, 0)
+    assert bed.stored_secrets(worker.id) == []
+    (move,) = (x for x in saved["python"].marks() if x.startswith("moved from"))
+    assert "on a notice" in move
+    assert "nothing was lost" in move
+
+    (task,) = lost.tasks()
+    assert (task["state"], task["try_number"]) == ("success", 1)
+    assert lost.callbacks() == []
+    steps = [x for x in lost.log() if x.startswith("traffic step")]
+    assert list(dict.fromkeys(steps)) == [f"traffic step {i}" for i in range(24)]
+    marks = lost.marks()
+    assert any("done again below" in x for x in marks) == (len(steps) > 24)
+    assert any("without a notice" in x for x in marks)
+    assert not bed.said("api-server", "running elsewhere")

@@ -1,0 +1,459 @@
+"""Memory images: cut, told against a base, stored, and rebuilt bit for bit, whatever lies in them and whatever changed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from savedworker.checkpoint.criu_image import IMAGE, bytes_field, magic, number_field, pack
+from savedworker.checkpoint.memory import (
+    Base,
+    BaseDamaged,
+    capture,
+    find_sources,
+    inherit,
+    own_pages,
+    rebuild,
+    warm,
+)
+from savedworker.checkpoint.memory.pagemap import PAGE, PAGES, WINDOW, read_pagemap
+from savedworker.model.errors import Corrupt, Fatal
+from savedworker.model.manifest import StoredMemory
+from savedworker.store.backend import open_store
+from savedworker.store.chunks import ChunkStore
+
+MAGIC = magic(IMAGE, 0x56084025)
+Runs = dict[int, bytes]
+"""Content of runs of pages, by the number of their first page."""
+
+
+def write_dump(folder: Path, spaces: dict[str, Runs]) -> Path:
+    """A folder with pagemaps and pages files as CRIU writes them; runs may touch."""
+    folder.mkdir()
+    for number, (name, runs) in enumerate(sorted(spaces.items()), 1):
+        entries = [number_field(1, number)]
+        for page, data in sorted(runs.items()):
+            entries.append(
+                number_field(1, page * PAGE) + number_field(2, len(data) // PAGE) + number_field(4, 4)
+            )
+        (folder / name).write_bytes(pack(MAGIC, entries))
+        (folder / f"pages-{number}.img").write_bytes(b"".join(data for _, data in sorted(runs.items())))
+    return folder
+
+
+def noise(seed: int, pages: int) -> bytes:
+    return bytes(np.random.default_rng(seed).bytes(pages * PAGE))
+
+
+@pytest.fixture
+def pool() -> Iterator[Executor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> ChunkStore:
+    return ChunkStore(open_store(str(tmp_path / "store")), "w", known=())
+
+
+def rebuilt(
+    original: Path, spaces: Sequence[StoredMemory], target: Path, get: Callable[[str], bytes], pool: Executor
+) -> None:
+    """Rebuild all spaces in ``target`` and compare every pages file."""
+    target.mkdir()
+    under_way = []
+    for space in spaces:
+        (target / space.name).write_bytes((original / space.name).read_bytes())
+        under_way += rebuild(space, target, get, pool)
+    for part in under_way:
+        part.result()
+    for space in spaces:
+        assert (target / space.pages).read_bytes() == (original / space.pages).read_bytes()
+
+
+# pages near each other, at the edges of windows, and far away
+pages = st.one_of(
+    st.integers(0, 40),
+    st.integers(PAGES - 4, PAGES + 4),
+    st.integers(3 * PAGES, 3 * PAGES + 9),
+    st.just((1 << 47) // PAGE),
+)
+space = st.dictionaries(pages, st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=12)
+spaces = st.dictionaries(
+    st.sampled_from(["pagemap-1.img", "pagemap-7.img", "pagemap-shmem-3.img"]), space, max_size=3
+)
+
+
+def materialised(shape: dict[str, dict[int, tuple[int, int]]]) -> dict[str, Runs]:
+    """Runs that do not overlap; content 0 is zeros."""
+    made: dict[str, Runs] = {}
+    for name, runs in shape.items():
+        end = 0
+        for page, (count, content) in sorted(runs.items()):
+            if page >= end:
+                made.setdefault(name, {})[page] = (
+                    noise(content + page % 5, count) if content else bytes(count * PAGE)
+                )
+                end = page + count
+        made.setdefault(name, {})
+    return made
+
+
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
+@given(history=st.lists(spaces, min_size=1, max_size=4), keep=st.lists(st.booleans(), min_size=4, max_size=4))
+def test_every_checkpoint_comes_back_bit_for_bit_whatever_came_before(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Any], keep: list[bool]
+) -> None:
+    here = tmp_path_factory.mktemp("memory")
+    store = ChunkStore(open_store(str(here / "store")), "w", known=())
+    base = Base(here / "base")
+    with ThreadPoolExecutor(3) as threads:
+        taken = []
+        for number, shape in enumerate(history):
+            folder = write_dump(here / f"dump-{number}", materialised(shape))
+            taken.append(
+                (folder, capture(find_sources(folder, {}), base, store, threads, keep[number]).spaces)
+            )
+        for number, (folder, stored) in enumerate(taken):
+            rebuilt(folder, stored, here / f"back-{number}", store.get, threads)
+
+
+def big(pages: int = 3 * PAGES, seed: int = 1) -> dict[str, Runs]:
+    return {"pagemap-1.img": {5: noise(seed, pages)}}
+
+
+def scattered(data: bytes, every: int = 20) -> bytes:
+    """One byte of every ``every``-th page is another."""
+    changed = bytearray(data)
+    changed[:: every * PAGE] = bytes(x ^ 255 for x in changed[:: every * PAGE])
+    return bytes(changed)
+
+
+def test_scattered_changes_upload_next_to_nothing_and_growth_moves_nothing(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    base = Base(tmp_path / "base")
+    first = big()
+    capture(find_sources(write_dump(tmp_path / "1", first), {}), base, chunks, pool, keep=True)
+    assert chunks.bytes_uploaded > 3 * PAGES * PAGE
+    before = chunks.bytes_uploaded
+    data = scattered(first["pagemap-1.img"][5])
+    grown = {"pagemap-1.img": {2: noise(8, 1), 5: data, 9 * PAGES: noise(9, 2)}}
+    folder = write_dump(tmp_path / "2", grown)
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False)
+    assert chunks.bytes_uploaded - before < 0.02 * len(data)
+    assert stored.bytes_known > len(data)
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_what_did_not_change_uploads_nothing(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
+    base = Base(tmp_path / "base")
+    capture(find_sources(write_dump(tmp_path / "1", big()), {}), base, chunks, pool, keep=True)
+    before = chunks.bytes_uploaded
+    stored = capture(find_sources(write_dump(tmp_path / "2", big()), {}), base, chunks, pool, keep=True)
+    assert chunks.bytes_uploaded == before
+    assert stored.spaces[0].deltas == ()
+
+
+def test_a_base_that_was_cleared_is_made_anew(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
+    base = Base(tmp_path / "base")
+    capture(find_sources(write_dump(tmp_path / "1", big()), {}), base, chunks, pool, keep=True)
+    assert base.size > 0
+    base.clear()
+    assert (base.size, (tmp_path / "base").exists()) == (0, False)
+    folder = write_dump(tmp_path / "2", big(seed=2))
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=True)
+    assert (stored.bytes_known, stored.spaces[0].deltas) == (0, ())
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_a_base_read_from_a_running_process_makes_its_first_checkpoint_small(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """The process is this one: its pages are found by their addresses, as CRIU would write them."""
+    array = np.random.default_rng(3).integers(0, 2**64, 2 * WINDOW // 8, dtype=np.uint64)
+    first = -(-array.ctypes.data // PAGE)
+    base = Base(tmp_path / "base")
+    assert warm([os.getpid()], base, chunks, lambda: None) > array.nbytes - 2 * WINDOW
+    before = chunks.bytes_uploaded
+    array[::2048] += np.uint64(1)
+    start = first * PAGE - array.ctypes.data
+    length = (array.nbytes - start) // PAGE * PAGE
+    runs = {first: array.tobytes()[start : start + length]}
+    folder = write_dump(tmp_path / "1", {f"pagemap-{os.getpid()}.img": runs})
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False)
+    assert chunks.bytes_uploaded - before < 0.1 * length
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_reading_ahead_ends_when_it_is_not_wanted_and_keeps_what_it_has(
+    tmp_path: Path, chunks: ChunkStore
+) -> None:
+    array = np.random.default_rng(3).integers(0, 2**64, 4 * WINDOW // 8, dtype=np.uint64)
+    base = Base(tmp_path / "base")
+
+    def wanted() -> None:
+        if base.size:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        warm([os.getpid()] * 9, base, chunks, wanted)
+    assert 0 < base.size < array.nbytes
+    assert array[0] == np.random.default_rng(3).integers(0, 2**64, 1, dtype=np.uint64)[0]
+
+
+def test_processes_that_are_gone_are_left_out(tmp_path: Path, chunks: ChunkStore) -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert warm([child], Base(tmp_path / "base"), chunks, lambda: None) == 0
+
+
+def test_what_is_not_wanted_any_more_is_given_up(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
+    def not_wanted(_: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        capture(
+            find_sources(write_dump(tmp_path / "1", big()), {}),
+            Base(tmp_path / "base"),
+            chunks,
+            pool,
+            True,
+            not_wanted,
+        )
+
+
+# Documents of a stranger --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> StoredMemory:
+    """Three windows; the middle one differs from its base."""
+    base = Base(tmp_path / "base")
+    first = big()
+    capture(find_sources(write_dump(tmp_path / "1", first), {}), base, chunks, pool, keep=True)
+    data = bytearray(first["pagemap-1.img"][5])
+    data[PAGES * PAGE : PAGES * PAGE + 9] = b"different"
+    folder = write_dump(tmp_path / "2", {"pagemap-1.img": {5: bytes(data)}})
+    (found,) = capture(find_sources(folder, {}), base, chunks, pool, keep=False).spaces
+    assert len(found.deltas) == 1
+    return found
+
+
+def swapped(stored: StoredMemory, **update: Any) -> StoredMemory:
+    return stored.model_copy(update=update)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda s: swapped(s, groups=s.groups[1:]),
+    lambda s: swapped(s, groups=(*s.groups, s.groups[0].model_copy(update={"key": s.groups[1].key}))),
+    lambda s: swapped(s, groups=(s.groups[0].model_copy(update={"windows": (0, 1)}), *s.groups[2:])),
+    lambda s: swapped(s, deltas=(s.deltas[0].model_copy(update={"windows": (1, 2)}),)),
+    lambda s: swapped(s, deltas=s.deltas * 2 + (s.deltas[0].model_copy(update={"key": s.groups[0].key}),)),
+    lambda s: swapped(s, size=s.size + PAGE),
+    lambda s: swapped(s, size=s.size - PAGE),
+    lambda s: swapped(s, pages="pages-9.img"),
+    lambda s: swapped(s, groups=(s.groups[0].model_copy(update={"key": "0" * 64}), *s.groups[1:])),
+], ids=["a window is missing", "a window twice", "more windows than records", "changes of more windows", "changes twice",
+        "too long", "too short", "another file", "a chunk that is not there"])  # fmt: skip
+def test_a_manifest_that_does_not_fit_is_refused(
+    tmp_path: Path,
+    chunks: ChunkStore,
+    pool: Executor,
+    stored: StoredMemory,
+    wrong: Callable[[Any], StoredMemory],
+) -> None:
+    with pytest.raises(Corrupt):
+        rebuilt(tmp_path / "2", [wrong(stored)], tmp_path / "back", chunks.get, pool)
+
+
+def test_the_right_one_is_not(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, stored: StoredMemory
+) -> None:
+    rebuilt(tmp_path / "2", [stored], tmp_path / "back", chunks.get, pool)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_pagemap_or_refused(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "pagemap-1.img"
+    for data in (tail, MAGIC + tail, pack(MAGIC, [number_field(1, 1), tail]), pack(MAGIC, [tail, tail])):
+        path.write_bytes(data)
+        try:
+            found = read_pagemap(path, 1 << 30)
+        except Corrupt:
+            continue
+        assert found.size == sum(window.size for window in found.windows)
+
+
+@pytest.mark.parametrize("entry", [
+    number_field(1, PAGE) + number_field(2, 1 << 50) + number_field(4, 4),
+    number_field(1, PAGE + 1) + number_field(2, 1) + number_field(4, 4),
+    number_field(1, PAGE) + number_field(2, 1) + number_field(4, 1),
+    number_field(1, PAGE) + number_field(2, 1) + number_field(4, 2),
+    number_field(1, PAGE) + number_field(2, 0) + number_field(4, 4),
+    bytes_field(1, b"x"),
+], ids=["endless", "within a page", "in a parent", "lazy", "empty", "no number"])  # fmt: skip
+def test_pagemaps_that_cannot_be_are_refused(tmp_path: Path, entry: bytes) -> None:
+    path = tmp_path / "pagemap-1.img"
+    path.write_bytes(pack(MAGIC, [number_field(1, 1), entry]))
+    with pytest.raises(Corrupt):
+        read_pagemap(path, 1 << 30)
+
+
+def test_a_pages_file_of_another_size_is_refused(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
+    folder = write_dump(tmp_path / "1", big())
+    with (folder / "pages-1.img").open("ab") as file:
+        file.write(bytes(PAGE))
+    with pytest.raises(Fatal, match=r"pages-1.img has not the"):
+        capture(find_sources(folder, {}), Base(tmp_path / "base"), chunks, pool, keep=True)
+
+
+def same_everywhere(pages: int) -> bytes:
+    return bytes([7]) * (pages * PAGE)
+
+
+def test_equal_content_in_many_windows_and_spaces_comes_back_in_all_of_them(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """Its groups have one key. On disk the base keeps them once."""
+    spaces = {
+        "pagemap-1.img": {0: same_everywhere(5 * PAGES)},
+        "pagemap-2.img": {PAGES: same_everywhere(3 * PAGES)},
+    }
+    base = Base(tmp_path / "base")
+    for number, keep in enumerate((True, True, False)):
+        folder = write_dump(tmp_path / f"{number}", spaces)
+        stored = capture(find_sources(folder, {}), base, chunks, pool, keep=keep)
+        rebuilt(folder, stored.spaces, tmp_path / f"back-{number}", chunks.get, pool)
+    assert base.size < 4 * WINDOW  # two threads may bring the same at once
+
+
+def test_equal_changes_in_many_places_come_back_in_all_of_them(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """As of a loop that does one thing to all of an array: the deltas of two batches have one key."""
+    data = noise(1, 40 * PAGES)
+    base = Base(tmp_path / "base")
+    folder = write_dump(tmp_path / "1", {"pagemap-1.img": {0: data}})
+    capture(find_sources(folder, {}), base, chunks, pool, keep=True)
+    changed = np.frombuffer(data, dtype=np.uint8).copy()
+    changed[:: 16 * PAGE] ^= 1
+    folder = write_dump(tmp_path / "2", {"pagemap-1.img": {0: changed.tobytes()}})
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False)
+    deltas = stored.spaces[0].deltas
+    assert len({x.key for x in deltas}) < len(deltas)
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+@pytest.mark.parametrize("damage", ["altered", "exchanged", "short", "gone"])
+def test_a_base_that_the_disk_does_not_give_back_is_never_relied_on(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, damage: str
+) -> None:
+    base = Base(tmp_path / "base")
+    folder = write_dump(tmp_path / "1", big())
+    capture(find_sources(folder, {}), base, chunks, pool, keep=True)
+    content = bytearray((tmp_path / "base").read_bytes())
+    match damage:
+        case "altered":
+            content[len(content) // 2] ^= 1
+        case "exchanged":
+            at = 300 * PAGE
+            content[at : at + 2 * PAGE] = content[at + PAGE : at + 2 * PAGE] + content[at : at + PAGE]
+        case "short":
+            del content[-PAGE:]
+        case _:
+            pass
+    (tmp_path / "base").write_bytes(content)
+    if damage == "gone":
+        (tmp_path / "base").unlink()
+    with pytest.raises(BaseDamaged):
+        capture(find_sources(folder, {}), base, chunks, pool, keep=False)
+
+
+def test_pages_are_found_the_same_by_old_and_new_kernels_and_a_reservation_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    size = 64 << 20
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
+        for at in range(0, size, 3 * PAGE):
+            area[at] = 1
+        start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            runs = list(own_pages.own_pages(pagemap.fileno(), start, start + size, lambda: None))
+            assert runs == list(own_pages._ask_each(pagemap.fileno(), start, start + size, lambda: None))
+    assert len(runs) == -(-size // (3 * PAGE))
+
+
+def test_terabytes_that_are_only_reserved_are_not_walked(tmp_path: Path, chunks: ChunkStore) -> None:
+    """As sanitizers, Go and the JVM reserve them; a notice would wait for the walk."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    looked = 0
+
+    def wanted() -> None:
+        nonlocal looked
+        looked += 1
+
+    with mmap.mmap(-1, 8 << 40, flags=flags) as area:
+        area[4 << 40] = 1
+        warm([os.getpid()], Base(tmp_path / "base"), chunks, wanted)
+    assert looked < 10_000  # windows of 4 MiB would be two million
+
+
+def test_looking_for_memory_ends_when_it_is_not_wanted() -> None:
+    def not_wanted() -> None:
+        raise RuntimeError
+
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for find in (own_pages.own_pages, own_pages._ask_each):
+            with pytest.raises(RuntimeError):
+                list(find(pagemap.fileno(), 0, 16 << 40, not_wanted))
+
+
+def test_a_base_that_is_inherited_keeps_the_next_checkpoint_small(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """All windows have changed since the base was made, so that none of them is in the store as it is now."""
+    first, base = big(), Base(tmp_path / "base")
+    capture(find_sources(write_dump(tmp_path / "1", first), {}), base, chunks, pool, keep=True)
+    second = {name: {at: scattered(data) for at, data in runs.items()} for name, runs in first.items()}
+    moved = capture(find_sources(write_dump(tmp_path / "2", second), {}), base, chunks, pool, keep=False)
+    later = Base(tmp_path / "later")
+    for space in moved.spaces:
+        inherit(space, later, chunks.view, lambda: None)
+    before = chunks.bytes_uploaded
+    folder = write_dump(tmp_path / "3", second)
+    stored = capture(find_sources(folder, {}), later, chunks, pool, keep=True)
+    assert chunks.bytes_uploaded == before
+    assert stored == moved
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_a_base_never_has_a_window_twice(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
+    """A manifest names whole groups; with a window in two of them it would be refused."""
+    sparse = {"pagemap-1.img": {0: noise(1, 4), PAGES: noise(2, 4), 2 * PAGES: noise(3, 4)}}
+    base, other = Base(tmp_path / "base"), Base(tmp_path / "other")
+    moved = capture(find_sources(write_dump(tmp_path / "1", sparse), {}), other, chunks, pool, keep=True)
+    del sparse["pagemap-1.img"][0]
+    capture(find_sources(write_dump(tmp_path / "2", sparse), {}), base, chunks, pool, keep=True)
+    inherit(moved.spaces[0], base, chunks.view, lambda: None)
+    sparse["pagemap-1.img"][0] = noise(4, 4)
+    folder = write_dump(tmp_path / "3", sparse)
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False)
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)

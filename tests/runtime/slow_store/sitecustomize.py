@@ -1,0 +1,42 @@
+"""Slows down every agent that has this folder in PYTHONPATH: each chunk to or from the store, and each container that is made,
+takes the seconds that the file $SAVEDWORKER_TEST_PACE holds.
+
+Only so can a test be sure that something happens *while* a worker starts, is being stored or is being fetched.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def _pace() -> float:
+    try:
+        return float(Path(os.environ["SAVEDWORKER_TEST_PACE"]).read_text())
+    except (KeyError, OSError, ValueError):
+        return 0.0
+
+
+if "agent" in sys.orig_argv:
+    from savedworker.checkpoint.container import Container
+    from savedworker.store.chunks import ChunkStore
+
+    _put = ChunkStore.put
+    _get = ChunkStore.get
+    _prepare = Container.prepare
+
+    def _slow_put(self, data):
+        time.sleep(_pace())
+        return _put(self, data)
+
+    def _slow_get(self, key, **options):
+        time.sleep(_pace())
+        return _get(self, key, **options)
+
+    def _slow_prepare(self, *values):
+        time.sleep(_pace())
+        return _prepare(self, *values)
+
+    ChunkStore.put = _slow_put  # type: ignore[method-assign]
+    ChunkStore.get = _slow_get  # type: ignore[method-assign]
+    Container.prepare = _slow_prepare  # type: ignore[method-assign]
