@@ -148,6 +148,20 @@ class Run:
         lines = self.bed.airflow.log(self.dag, self.id, task, try_number)
         return [x.removeprefix("[savedworker] ") for x in lines if x.startswith("[savedworker]")]
 
+    def told(self) -> str:
+        """What was said of each of its workers, and by the task: for a person who asks why a run ended as it did."""
+        workers = [
+            f"{x.id}: {x.state} {x.reason} {x.detail!r}; {self.bed.events(x.id)}" for x in self.workers()
+        ]
+        tasks = [
+            line
+            for x in self.tasks()
+            for line in self.bed.airflow.log(
+                self.dag, self.id, x["task_id"], x["try_number"], int(x["map_index"])
+            )[-60:]
+        ]
+        return "\n".join([*workers, *tasks])
+
     def callbacks(self) -> list[str]:
         """The task and try of every failure or retry callback that was called."""
         run = "".join(x if x.isalnum() else "-" for x in self.id)
@@ -197,6 +211,10 @@ class Bed:
 
         pieces = self.client.logs(worker, "stdout")
         return b"".join(x.data for x in pieces if isinstance(x, logs.Text)).decode("utf-8", "replace")
+
+    def events(self, worker: str) -> str:
+        """What happened to the worker, in order."""
+        return ", ".join(f"{x.at:%H:%M:%S} {x.event} {x.detail}" for x in self.client.report(worker).timeline)
 
     def stored_secrets(self, worker: str) -> list[str]:
         """What of Airflow's own secrets, and which tokens of Airflow's, stand in the worker's specification or checkpoints."""

@@ -73,7 +73,7 @@ def test_the_suite_agrees_with_local_executor_while_hosts_are_taken_away(bed: Be
     assert "nothing was lost" in move
 
     (task,) = lost.tasks()
-    assert (task["state"], task["try_number"]) == ("success", 1)
+    assert (task["state"], task["try_number"]) == ("success", 1), lost.told()
     assert lost.callbacks() == []
     steps = [x for x in lost.log() if x.startswith("traffic step")]
     assert list(dict.fromkeys(steps)) == [f"traffic step {i}" for i in range(24)]
