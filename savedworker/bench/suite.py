@@ -29,7 +29,8 @@ class Plan:
     parts: Sequence[str] = PARTS
     sizes: Sequence[float] = (0.5, 1.0, 2.0)
     kinds: Sequence[str] = KINDS
-    runs: int = 5
+    runs: int = 3
+    """Samples of each figure."""
     scratch: Path = Path("/var/tmp")
     interpreter: str = sys.executable
     """The Python that the workers run; needs numpy."""
@@ -107,7 +108,7 @@ def _freeze(plan: Plan, folder: Path, gib: float, figures: list[Figure], notes: 
 def _restore(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:
     for cold in (False, True):
         kind = "cold" if cold else "warm"
-        s = measures.save_and_restore(folder, plan.interpreter, gib, max(1, plan.runs // 2), cold, plan.store)
+        s = measures.save_and_restore(folder, plan.interpreter, gib, plan.runs, cold, plan.store)
         figures.append(
             figure(
                 f"restore to running, {kind} cache, {gib:g} GiB", s["ours_restore"], "s", s["runc_restore"]
@@ -123,7 +124,7 @@ def _restore(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> Non
 
 
 def _change(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:
-    s = measures.change(folder, plan.interpreter, gib, max(1, plan.runs // 2), plan.store)
+    s = measures.change(folder, plan.interpreter, gib, plan.runs, plan.store)
     figures += [
         figure(
             f"uploaded after 5% scattered change, {gib:g} GiB",
@@ -141,7 +142,7 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
     for kind in plan.kinds[:1] if plan.quick else plan.kinds:
         say(f"reclaim, {gib:g} GiB, {kind}")
         s = measures.reclaim(
-            folder, plan.interpreter, kind, gib, max(1, plan.runs // 2), plan.peer, plan.store
+            folder, plan.interpreter, kind, gib, plan.runs, plan.peer, plan.store
         )
         what = f"{gib:g} GiB, {kind}"
         against = s.get("peer_save")
@@ -178,7 +179,7 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
 
 
 def _notice(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:
-    s = measures.notice(folder, plan.interpreter, gib, max(1, plan.runs // 2))
+    s = measures.notice(folder, plan.interpreter, gib, plan.runs)
     figures += [
         figure(f"preempt to notice seen, {gib:g} GiB", s["asked_to_seen"], "s"),
         figure(f"notice seen to committed, {gib:g} GiB", s["seen_to_committed"], "s"),
@@ -188,7 +189,7 @@ def _notice(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None
 
 
 def _sealing(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:
-    s = measures.sealing(folder, plan.interpreter, gib, max(1, plan.runs // 2), plan.store)
+    s = measures.sealing(folder, plan.interpreter, gib, plan.runs, plan.store)
     for what, name in (("held save to committed", "save"), ("restore to running", "restore")):
         for kind, unit in (("", "s"), ("_cpu", "CPU-s")):
             figures.append(
@@ -221,7 +222,7 @@ def _memory(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None
 
 def _overhead(plan: Plan, folder: Path, figures: list[Figure]) -> None:
     rounds, interval = (300, 2.0) if plan.quick else (4000, 10.0)
-    s = measures.overhead(folder, plan.interpreter, 0.1, rounds, min(plan.runs, 3), interval)
+    s = measures.overhead(folder, plan.interpreter, 0.1, rounds, plan.runs, interval)
     n = figure("", s["on_checkpoints"], "").value
     figures += [
         figure(

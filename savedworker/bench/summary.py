@@ -67,8 +67,8 @@ class Results:
             f"{m['cores']} cores ({m['cpu']}), {m['memory_gib']} GiB, kernel {m['kernel']}, cgroup v{m['cgroup']}, {m['disk']}; "
             f"CRIU {m['criu']}, runc {m['runc']}{peer}, Python {m['python']}. "
             f"Load while measuring: {self.header['load_before']} to {self.header['load_after']} "
-            f"(above the number of cores, other work was measured along). Medians of {self.header['runs']} runs into {self.header['store']} "
-            f"(restore, change, reclaim, notice and sealing: of half as many); each ratio is of one run. Page cache: {self.header['page_cache']}."
+            f"(one of more than {m['cores']} at the beginning would mean that other work was measured along). Medians of {self.header['runs']} "
+            f"samples into {self.header['store']}; each ratio is of one run. Page cache: {self.header['page_cache']}."
         )
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:

@@ -35,7 +35,7 @@ PARTS = ("overhead", "freeze", "restore", "change", "reclaim", "notice", "sealin
     metavar="GIB",
     help="Memory of the worker. Repeat for more. Default: 0.5, 1 and 2.",
 )
-@click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Default: 5.")
+@click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Default: 3.")
 @click.option(
     "--scratch",
     default="/var/tmp",
@@ -70,7 +70,7 @@ def bench(
     plan = Plan(
         parts=only or ALL,
         sizes=sizes or ((0.1,) if quick else (0.5, 1.0, 2.0)),
-        runs=runs or (1 if quick else 5),
+        runs=runs or (1 if quick else 3),
         scratch=Path(scratch),
         quick=quick,
         store=None if store is None else open_client(store).store.url,

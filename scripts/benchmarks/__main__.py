@@ -26,7 +26,7 @@ def main() -> int:
         parts=given.only,
         sizes=given.sizes or ([0.1] if given.quick else [0.5, 1.0, 2.0]),
         kinds=given.kinds,
-        runs=given.runs or (1 if given.quick else 5),
+        runs=given.runs or (1 if given.quick else 3),
         scratch=Path(given.scratch),
         quick=given.quick,
     )
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--sizes", nargs="+", type=float, metavar="GIB")
-    parser.add_argument("--runs", type=int)
+    parser.add_argument("--runs", type=int, help="samples of each figure. Default: 3")
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=KINDS, help="what changes in the memory of reclaim"
     )
