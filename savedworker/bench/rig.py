@@ -62,7 +62,7 @@ while True:
 """The same; on SIGUSR1 it changes one word in each of 5% of its pages, scattered."""
 
 CHANGES = """
-import random, signal, sys
+import os, random, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 kind, size = sys.argv[1], int(float(sys.argv[2]) * 2**30)
 chance = random.Random(1)
@@ -78,7 +78,7 @@ if kind == "heap":
 else:
     data = bytearray()
     while len(data) < size:
-        data += chance.randbytes(min(STEP, size - len(data)))
+        data += os.urandom(min(STEP, size - len(data)))
     more_data = []
 print("ready", flush=True)
 while True:
@@ -90,13 +90,13 @@ while True:
             data[page * PAGE] ^= 255
     elif kind == "incompressible":
         for at in range(0, size, STEP):
-            data[at : at + STEP] = chance.randbytes(min(STEP, size - at))
+            data[at : at + STEP] = os.urandom(min(STEP, size - at))
     elif kind == "contiguous":
         part = size // 20 // PAGE * PAGE
         at = chance.randrange((size - part) // PAGE) * PAGE
-        data[at : at + part] = chance.randbytes(part)
+        data[at : at + part] = os.urandom(part)
     elif kind == "growth":
-        more_data.append(chance.randbytes(size // 20))
+        more_data.append(os.urandom(size // 20))
     print("changed", flush=True)
 """
 """Standard library only, so that it runs in any image. ``kind`` says what 5% of its memory do at SIGUSR1 (``incompressible``: all of it)."""
