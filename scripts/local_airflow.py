@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sqlite3
+import ssl
 import subprocess
 import sys
 import time
@@ -46,7 +47,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class LocalAirflow:
-    """``start`` it, use the calls below, and ``stop`` it in the end. ``home`` stays; whoever made it removes it."""
+    """``start`` it, use the calls below, and ``stop`` it in the end. ``home`` stays; whoever made it removes it.
+
+    With ``AIRFLOW__API__SSL_CERT``, ``…_KEY`` and ``…_CA_FILE`` in ``environment`` its API is served over TLS.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,9 @@ class LocalAirflow:
     ) -> None:
         self.home = home
         self.port = free_port(host)
-        self.url = f"http://{host}:{self.port}"
+        authority = (environment or {}).get("AIRFLOW__API__SSL_CA_FILE")
+        self._tls = ssl.create_default_context(cafile=authority) if authority else None
+        self.url = f"http{'s' if authority else ''}://{host}:{self.port}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
         self._password = secrets.token_urlsafe(16)
@@ -192,7 +198,7 @@ class LocalAirflow:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with urllib.request.urlopen(request, timeout=timeout, context=self._tls) as answer:
                 content = answer.read()
         except urllib.error.HTTPError as error:
             text = error.read().decode("utf-8", "replace")[:500]
@@ -255,9 +261,18 @@ class LocalAirflow:
 
     def log(self, dag: str, run: str, task: str, try_number: int = 1, map_index: int = -1) -> list[str]:
         """The lines of the task's log, worker's and triggerer's together."""
+        return [line for _, line in self.log_by_logger(dag, run, task, try_number, map_index)]
+
+    def log_by_logger(
+        self, dag: str, run: str, task: str, try_number: int = 1, map_index: int = -1
+    ) -> list[tuple[str, str]]:
+        """The same, each line with the name of its logger: ``task.stdout`` for what the task printed."""
         path = f"/api/v2/dags/{dag}/dagRuns/{quote(run)}/taskInstances/{task}/logs/{try_number}"
         content = self.call("GET", f"{path}?full_content=true&map_index={map_index}")["content"]
-        return [str(x["event"]) if isinstance(x, dict) else str(x) for x in content]
+        return [
+            (str(x.get("logger", "")), str(x["event"])) if isinstance(x, dict) else ("", str(x))
+            for x in content
+        ]
 
 
 def _session(leader: int) -> list[int]:

@@ -36,7 +36,7 @@ class Seen:
     unheard: bool = False
     """The relay said just now that the task lives and the API server takes no heartbeats."""
     delivered: bool = False
-    """Airflow has, or refused, what the worker concluded."""
+    """The executor has passed on what the worker concluded, and Airflow took or refused it."""
     dropped: bool = False
     """The executor has cancelled the worker."""
 
@@ -50,17 +50,31 @@ def over(record: WorkerRecord) -> bool:
     return record.state.terminal and not record.lease_held
 
 
-def ending(seen: Seen, row: Row | None) -> End | None:
+def unheard_of(seen: Seen, row: Row | None, external_id: str) -> bool:
+    """Whether Airflow has not heard what the worker concluded: it may have died in between, or had no answer but errors.
+
+    What Airflow has heard is never passed on: the same task instance may run again, after a deferral that was over at once.
+    """
+    told = seen.record.concluded is not None and over(seen.record)
+    return told and not seen.delivered and _still_runs(row, external_id)
+
+
+def _still_runs(row: Row | None, external_id: str) -> bool:
+    """Whether to Airflow the task instance runs, and as it was queued for this worker."""
+    if row is None or row.state != "running":
+        return False
+    return not row.external_id or not external_id or row.external_id == external_id
+
+
+def ending(seen: Seen, row: Row | None, external_id: str) -> End | None:
     """How to end the task for Airflow; None while it goes on. ``row`` is None when the task instance is gone (cleared)."""
     record = seen.record
-    if not over(record):
+    if not over(record) or unheard_of(seen, row, external_id):
         return None
     if record.concluded is not None:
-        if record.state is not State.SUCCEEDED and not seen.delivered:
-            return None
-        if record.concluded.outcome in WAITS:
-            return "silent"
-        return "failed" if row is not None and row.state == "running" and seen.delivered else "success"
+        if _still_runs(row, external_id):
+            return "failed"  # it was delivered, and Airflow refused it
+        return "silent" if record.concluded.outcome in WAITS else "success"
     if row is None or seen.dropped:
         return "success"  # RESTARTING and this event: the scheduler queues a cleared task again
     return "failed" if row.state in RUNS else "silent"

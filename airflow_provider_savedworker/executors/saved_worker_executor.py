@@ -228,8 +228,12 @@ class SavedWorkerExecutor(BaseExecutor):
         if task.refused:
             self._settle(task, "failed", task.refused)
             return
-        end = outcome.ending(seen, row) if seen else None
-        if seen is not None and end is not None:
+        if seen is None:
+            return
+        if outcome.unheard_of(seen, row, task.external_id):
+            task.deliver = True
+        end = outcome.ending(seen, row, task.external_id)
+        if end is not None:
             self._settle(task, end, _describe(seen.record))
 
     def _settle(self, task: Task, end: outcome.End, info: str) -> None:

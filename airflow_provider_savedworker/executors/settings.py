@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from savedworker.model.errors import BadSpec
 
 SECTION = "savedworker"
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class Conf(Protocol):
@@ -78,6 +82,8 @@ class Settings:
     fleet: str
     upstream: str
     """The Execution API as instances reach it."""
+    authorities: str = ""
+    """Certificates (PEM) by which its own may be signed: those that Airflow's own tasks would trust, too."""
     image: str = "host"
     python: str = ""
     user: str | None = None
@@ -132,6 +138,7 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
         store=store,
         fleet=text("fleet", "local"),
         upstream=text("execution_api_server_url") or upstream,
+        authorities=_authorities(conf),
         image=text("image", "host"),
         python=text("python"),
         user=text("user") or None,
@@ -148,6 +155,25 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
         threads=max(1, int(number("executor_threads", 8))),
         deployment=text("deployment"),
     )
+
+
+def _authorities(conf: Conf) -> str:
+    """What Airflow's own client takes for its certificates, which lie on this machine. Raises BadSpec for one that cannot be read."""
+    found = []
+    for option in ("ssl_ca_file", "ssl_cert"):
+        path = str(conf.get("api", option, fallback="") or "")
+        if not path:
+            continue
+        try:
+            # No key that stands beside them: they go into specifications.
+            text = "\n".join(_CERTIFICATE.findall(Path(path).read_text()))
+            if not text:
+                raise ValueError("there is no certificate in it")
+            ssl.create_default_context(cadata=text)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise BadSpec(f"[api] {option} = {path}: {error}", "give a file of certificates (PEM)") from error
+        found.append(text)
+    return "\n".join(found)
 
 
 def interpreter(settings: Settings, options: TaskOptions) -> str:

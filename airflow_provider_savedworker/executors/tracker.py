@@ -6,6 +6,7 @@ The scheduler's loop never waits for a store, a fleet or the API server. What a 
 from __future__ import annotations
 
 import heapq
+import http.client
 import itertools
 import json
 import logging
@@ -25,7 +26,7 @@ from savedworker.agent.relay.upstream import Upstream
 from savedworker.controller.client import Client
 from savedworker.model.decisions import settled
 from savedworker.model.errors import AlreadyExists, NotFound, Refused, SavedWorkerError
-from savedworker.model.record import State, WorkerRecord
+from savedworker.model.record import WorkerRecord
 from savedworker.model.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class Task:
     look_for_heartbeat: bool = False
     heartbeat: bytes | None = None
     unheard_at: float = float("-inf")
+    deliver: bool = False
+    """Airflow has not heard what the worker concluded: pass it on."""
     delivered: bool = False
     refused: str = ""
     """Why the worker could not even be submitted, or is not there."""
@@ -194,9 +197,8 @@ class Tracker:
             self._look_for_heartbeat(task)
         if not over(record):
             return
-        if record.concluded is not None and not task.delivered:
-            # One that ended well has had its answer.
-            task.delivered = record.state is State.SUCCEEDED or self._deliver(task)
+        if task.deliver and not task.delivered:
+            task.delivered = self._deliver(task)
         if not task.kept_log:
             self._keep_log(task, record)
             task.kept_log = True
@@ -240,7 +242,7 @@ class Tracker:
             task.heartbeat, task.unheard_at = note, self._clock()
 
     def _deliver(self, task: Task) -> bool:
-        """Pass on what the worker concluded, once more: it may have died between the record and the API server."""
+        """Pass on what the worker concluded, once more. True when Airflow took or refused it."""
         spec = task.spec = task.spec or self._client.spec(task.worker)
         note = self._client.engine_note(task.worker, relay.CONCLUSION)
         if note is None or spec.relay is None:
@@ -255,10 +257,10 @@ class Tracker:
         if call.api_version:
             headers[relay.API_VERSION] = call.api_version
         try:
-            answer = Upstream(spec.relay.upstream).send(
+            answer = Upstream(spec.relay.upstream, spec.relay.authorities).send(
                 "PATCH", call.path, headers, call.body.encode(), token, DELIVER_TIMEOUT
             )
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             self._complain(task, f"what it concluded waits for the API server: {error}")
             return False
         if answer.status >= 500 or answer.status in (401, 403, 429):

@@ -105,7 +105,12 @@ def worker_spec(
             "placement": placement,
             "max_migrations": _first(options.max_migrations, settings.max_migrations),
             "engine": labels(ti, external_id, workload.log_path, settings.deployment),
-            "relay": {"kind": "airflow", "upstream": settings.upstream, "task": str(ti.id)},
+            "relay": {
+                "kind": "airflow",
+                "upstream": settings.upstream,
+                "authorities": settings.authorities,
+                "task": str(ti.id),
+            },
         },
         source=f"task {ti.dag_id}.{ti.task_id}",
     )

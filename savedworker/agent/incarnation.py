@@ -393,6 +393,8 @@ class Incarnation:
 
     def _keep(self) -> int:
         """Until the worker ends, is cancelled, leaves, or the lease is lost."""
+        if self._record is not None and any(x.unusable is not None for x in self._record.checkpoints):
+            self._worker.chunks.ignore_listing()  # some of its chunks are damaged, and it is not known which
         self._board.start()
         self._saver.start_warming()
         next_check = time.monotonic()
@@ -693,15 +695,16 @@ class Incarnation:
 
     def _learn_keys(self, record: WorkerRecord) -> None:
         """Read what the agent before knew of the newest checkpoint, or the next one would put every old chunk again."""
-        if not record.checkpoints:
+        newest = next((x for x in reversed(record.checkpoints) if x.unusable is None), None)
+        if newest is None:
             return
-        number, digest = record.checkpoints[-1].number, record.checkpoints[-1].digest
         try:
-            keys = stored_chunk_keys(self._worker.load_manifest(number, digest), self._worker.chunks)
+            manifest = self._worker.load_manifest(newest.number, newest.digest)
+            keys = stored_chunk_keys(manifest, self._worker.chunks)
         except SavedWorkerError as error:
-            log.warning("the chunks of checkpoint %s are put again: %s", number, error)
+            log.warning("the chunks of checkpoint %s are put again: %s", newest.number, error)
         else:
-            self._keep_chunks({number: keys})
+            self._keep_chunks({newest.number: keys})
 
     def _failed(self, number: str, detail: str, answered: int) -> None:
         log.error("checkpoint %s failed: %s", number, detail)

@@ -41,7 +41,7 @@ from savedworker.model.errors import (
     Unreachable,
 )
 from savedworker.model.manifest import Manifest
-from savedworker.model.record import CheckpointEntry, LaunchOutcome
+from savedworker.model.record import ActiveNotice, CheckpointEntry, LaunchOutcome
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
 from savedworker.store.sealing import KEY, PLAIN
@@ -188,12 +188,19 @@ class _Agent:
             return False
         return status.worker_pid is not None or status.exit is not None
 
-    def _leave(self, outcome: LaunchOutcome, detail: str) -> int:
-        """End this instance without an incarnation, and say why. Whether it has ended is for the fleet to say."""
+    def _leave(self, outcome: LaunchOutcome, detail: str, held: Held | None = None) -> int:
+        """End this instance without an incarnation, and say why. Whether it has ended is for the fleet to say.
+
+        With ``held`` only if that is the record still: in a later one this agent may be needed. Raises Conflict.
+        """
         log.error("not starting: %s", detail)
-        self.worker.record_event(
-            ev.LaunchEnding(at=datetime.now(UTC), launch=self.config.launch, outcome=outcome, detail=detail)
+        event = ev.LaunchEnding(
+            at=datetime.now(UTC), launch=self.config.launch, outcome=outcome, detail=detail
         )
+        if held is None:
+            self.worker.record_event(event)
+        else:
+            self.worker.swap_event(held, event)
         crash_point("agent.left")
         return DONE
 
@@ -201,7 +208,8 @@ class _Agent:
         """Wait for the lease and take it. Returns the record, the checkpoint to restore, and when the take was sent."""
         holder = secrets.token_hex(16)
         seen: tuple[int, str, int] | None = None
-        since = time.monotonic()
+        since = unchanged = time.monotonic()
+        notice: ActiveNotice | None = None
         engine = EngineWatch()
         tried: tuple[Manifest | None, float] | None = None
         while True:
@@ -213,9 +221,12 @@ class _Agent:
                     return held, *tried  # the answer was lost, and the take was not
                 if now != seen:
                     seen, since = now, time.monotonic()
-                answer = may_take(held.record, spec, self.config.launch, time.monotonic() - since)
+                if held.record.notice != notice:
+                    notice, unchanged = held.record.notice, time.monotonic()
+                at = time.monotonic()
+                answer = may_take(held.record, spec, self.config.launch, at - since, at - unchanged)
                 if isinstance(answer, Leave):
-                    self._leave("surplus", answer.why)
+                    self._leave("surplus", answer.why, held)
                     return None
                 engine.saw(held.record)
                 if engine.silent >= spec.orphan_after:

@@ -64,8 +64,9 @@ def supervise(
                     return status
                 pause = min(first_pause * 2 ** (crashes - 1), LONGEST_PAUSE)
                 log.warning("the agent ended with status %d, restart %d in %.1f s", status, crashes, pause)
-                until = time.monotonic() + pause
-                while (left := until - time.monotonic()) > 0:
+                begun = time.monotonic()
+                # Once SIGTERM has come every second counts: the container is killed soon.
+                while (left := begun + (first_pause if told.to_end else pause) - time.monotonic()) > 0:
                     _sleep(selector, woken, left)
                     _reap(None)
     finally:

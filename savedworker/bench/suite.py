@@ -141,9 +141,7 @@ def _change(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None
 def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: Callable[[str], None]) -> None:
     for kind in plan.kinds[:1] if plan.quick else plan.kinds:
         say(f"reclaim, {gib:g} GiB, {kind}")
-        s = measures.reclaim(
-            folder, plan.interpreter, kind, gib, plan.runs, plan.peer, plan.store
-        )
+        s = measures.reclaim(folder, plan.interpreter, kind, gib, plan.runs, plan.peer, plan.store)
         what = f"{gib:g} GiB, {kind}"
         against = s.get("peer_save")
         sooner, first, less = ("≤ 0.17", "≤ 0.4", "≤ 2") if kind != "incompressible" else ("", "", "")

@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from savedworker.checkpoint import processes
+
 log = logging.getLogger(__name__)
 
 NAME = "affinity.json"
@@ -56,14 +58,9 @@ def bring_back(pids: Iterable[int], folder: Path) -> list[str]:
 
 def _threads(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Inner and outer thread id of every thread."""
-    for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue
-        for name in names:
-            with contextlib.suppress(OSError, ValueError):
-                for line in Path(f"/proc/{pid}/task/{name}/status").read_text().splitlines():
-                    if line.startswith("NSpid:"):
-                        yield int(line.split()[-1]), int(name)
-                        break
+    for folder in processes.threads(pids):
+        with contextlib.suppress(OSError, ValueError):
+            for line in (folder / "status").read_text().splitlines():
+                if line.startswith("NSpid:"):
+                    yield int(line.split()[-1]), int(folder.name)
+                    break

@@ -77,19 +77,25 @@ def runs_untraced(pid: int | None) -> bool:
 def uninterruptible(pids: Iterable[int]) -> set[int]:
     """The threads of ``pids`` that wait in the kernel and cannot be stopped now (state D)."""
     found = set()
-    for pid in pids:
+    for folder in threads(pids):
         try:
-            threads = os.listdir(f"/proc/{pid}/task")
+            text = (folder / "stat").read_text()
         except OSError:
             continue
-        for thread in threads:
-            try:
-                text = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
-            except OSError:
-                continue
-            if text.rpartition(")")[2].split()[0] == "D":
-                found.add(int(thread))
+        if text.rpartition(")")[2].split()[0] == "D":
+            found.add(int(folder.name))
     return found
+
+
+def threads(pids: Iterable[int]) -> Iterator[Path]:
+    """The folder in /proc of every thread of ``pids``, whose name is the thread's id. Any may end at any time."""
+    for pid in pids:
+        folder = Path(f"/proc/{pid}/task")
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        yield from (folder / name for name in names)
 
 
 def name_of(pid: int) -> str:

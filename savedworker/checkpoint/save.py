@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Protocol
 
 from savedworker.checkpoint import affinity, criu_errors, hooks, layer, native, processes, watches
+from savedworker.checkpoint.base_keeper import BaseKeeper, free_space
 from savedworker.checkpoint.container import Container
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, mapped_outside_layer
 from savedworker.checkpoint.keys import chunk_keys
 from savedworker.checkpoint.memory import (
-    Base,
     BaseDamaged,
     Captured,
     Chunks,
@@ -37,8 +37,6 @@ from savedworker.checkpoint.memory import (
     Unreadable,
     capture,
     find_sources,
-    inherit,
-    warm,
 )
 from savedworker.checkpoint.network import reset_all
 from savedworker.checkpoint.pace import Pace, Work
@@ -47,7 +45,7 @@ from savedworker.checkpoint.priority import beside, give_way
 from savedworker.crashpoints import crash_point
 from savedworker.model import defaults
 from savedworker.model.compression import FIRST_LEVEL
-from savedworker.model.errors import Fatal, Refused, SavedWorkerError, Temporary
+from savedworker.model.errors import Fatal, Refused, Temporary
 from savedworker.model.manifest import (
     Cause,
     ImageFile,
@@ -69,18 +67,10 @@ _SPILL = "memory-spill"
 _DUMP_RATE = 200 << 20
 """Bytes per second that even a slow disk takes; for the time after which a silent dump counts as stuck."""
 _DUMP_PATIENCE = 20.0
-_SPACE_FACTOR = 1.25
-"""Bytes of images for each byte of memory, as processes that share some have it written for each."""
-_SPACE_LEFT = 64 << 20
-_WARM_AFTER = 5.0
-_WARM_AGAIN = 60.0
-"""Seconds before the memory is read ahead, and between later looks for new memory, at most."""
 _HOPELESS = 3.0
 """A checkpoint that is expected to take so many times longer than there is time is not begun."""
 _TELLING = 1.0
 """Seconds of storing before their pace says how long the rest will take."""
-_REBASE_SHARE = 0.3
-"""Share of the images that a checkpoint may upload although most of it is told against the base; past it the base is too old."""
 _KERNEL_PATIENCE = 30.0
 """Seconds for which a thread that cannot be stopped is waited for before a checkpoint is given up."""
 _FULL = 1 << 20
@@ -148,12 +138,6 @@ def volume_of(path: str, volumes: Iterable[Volume]) -> Volume | None:
     """The volume on which ``path``, as the worker sees it, lies: the innermost one. A volume may be a single file."""
     around = [v for v in volumes if path == v.target or path.startswith(v.target + "/")]
     return max(around, key=lambda v: len(v.target), default=None)
-
-
-def _free(folder: Path) -> int:
-    """Bytes that can be written below ``folder``."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
 
 
 def _pieces(paths: Iterable[Path], still_wanted: Callable[[], None]) -> Iterator[bytes]:
@@ -229,14 +213,6 @@ class Door(Protocol):
         """The checkpoint failed, and the worker runs on."""
 
 
-class _NotNow(Exception):
-    """The memory is not read ahead while a checkpoint is taken."""
-
-
-class _Full(Exception):
-    """Nor when there is too little room."""
-
-
 class Saver:
     """Takes the checkpoints of one incarnation. Not for two threads at once."""
 
@@ -254,11 +230,8 @@ class Saver:
         self._digests = FileDigests()
         self._snapshot: layer.Snapshot | None = None
         self.pace = Pace()
-        self._stop_warming = threading.Event()
-        self._warmer: threading.Thread | None = None
-        self._base = Base(container.home.path / "memory-base")
-        self._inherited: list[StoredMemory] = []
-        """Of the checkpoint that the worker was restored from: what of its memory is not in the base yet."""
+        self._keeper = BaseKeeper(container, lambda: self._chunks)
+        self._base = self._keeper.base
         self._readable = True
         """Whether the memory of frozen processes can be read from outside, as far as is known."""
         self._runc: subprocess.Popen[bytes] | None = None
@@ -267,7 +240,7 @@ class Saver:
     def start_from(self, snapshot: layer.Snapshot, memory: Iterable[StoredMemory] = ()) -> None:
         """Take over what a restore knows of the layer and of the ``memory``, so that what does not change is not stored again."""
         self._snapshot = snapshot
-        self._inherited = list(memory)
+        self._keeper.start_from(memory)
 
     def read_ahead(self) -> None:
         """Store the layer's files as they are now, so that less is left for the freeze."""
@@ -279,57 +252,16 @@ class Saver:
 
     def start_warming(self) -> None:
         """Read a base of the worker's memory in the background, so that the first checkpoint is small as well."""
-        self._stop_warming.clear()
         self._chunks.throttle.limit(self._container.spec.checkpoint.bandwidth)
-        self._warmer = threading.Thread(target=self._keep_warm, name="warmer", daemon=True)
-        self._warmer.start()
+        self._keeper.start()
 
     def warm_now(self, still_wanted: Callable[[], None] = lambda: None) -> None:
         """Read what the base lacks, on this thread. Raises what ``still_wanted`` does, SavedWorkerError, OSError."""
-        if self._room_for_base():
-            while self._inherited:
-                inherit(self._inherited[-1], self._base, self._chunks.view, still_wanted)
-                self._inherited.pop()
-            warm(self._container.pids(), self._base, self._chunks, still_wanted)
+        self._keeper.warm_now(still_wanted)
 
     def stop_warming(self) -> None:
         """End that; what was read stays."""
-        self._stop_warming.set()
-        if self._warmer is not None:
-            self._warmer.join()
-            self._warmer = None
-
-    def _keep_warm(self) -> None:
-        give_way()
-        pause = _WARM_AFTER
-
-        def still_wanted() -> None:
-            if self._stop_warming.is_set():
-                raise _NotNow("a checkpoint is taken")
-            if not self._room_for_base():
-                raise _Full("the disk has no room for more of a base")
-
-        while not self._stop_warming.wait(pause):
-            pause = min(pause * 2, _WARM_AGAIN)
-            try:
-                self.warm_now(still_wanted)
-            except _NotNow:
-                return
-            except _Full as error:
-                log.info("the memory is not read ahead any further: %s", error)
-            except (SavedWorkerError, OSError) as error:
-                log.warning("the memory cannot be read ahead, it is tried again: %s", error)
-
-    def _give_base_up(self) -> None:
-        self._inherited.clear()
-        self._base.clear()
-
-    def _room_for_base(self) -> bool:
-        """Whether the disk takes a copy of the memory beside the images of a checkpoint."""
-        memory = self._container.cgroup.memory()
-        images = memory * _SPACE_FACTOR
-        need = max(images, images + memory - self._base.size)
-        return _free(self._container.home.path) > need + _SPACE_LEFT
+        self._keeper.stop()
 
     def save(
         self,
@@ -358,7 +290,7 @@ class Saver:
                 throttle.limit(None)
                 raise
 
-        warming = self._warmer is not None
+        warming = self._keeper.warming
         throttle.limit(None)
         self.stop_warming()
         try:
@@ -398,7 +330,8 @@ class Saver:
         folder = self._container.home.path / f"images-{number}"
         for left in self._container.home.path.glob("images-*"):
             shutil.rmtree(left, ignore_errors=True)  # of a save in which an agent before this one was killed
-        self._make_room()
+        self._check_space()
+        self._keeper.make_room()
         folder.mkdir(mode=0o700)
         try:
             precopy = beside(not hold, partial(self._precopy, still_wanted))
@@ -540,20 +473,7 @@ class Saver:
 
     def _check_space(self) -> None:
         """Raises Fatal when the disk has no room for a checkpoint, even without the base."""
-        need = int(self._container.cgroup.memory() * _SPACE_FACTOR) + _SPACE_LEFT
-        free = _free(self._container.home.path) + self._base.size
-        if free < need:
-            raise Fatal(
-                f"a checkpoint needs {format_size(need)} on {self._container.home.path} and {format_size(free)} are free",
-                "free some, or give the instance a larger disk (on this machine: SAVEDWORKER_LOCAL_DIR)",
-            )
-
-    def _make_room(self) -> None:
-        """Give the base up if a checkpoint needs its room. Raises Fatal when that is too little, too."""
-        self._check_space()
-        if _free(self._container.home.path) < self._container.cgroup.memory() * _SPACE_FACTOR + _SPACE_LEFT:
-            log.info("the base of the memory is given up, to have room on the disk for a checkpoint")
-            self._give_base_up()
+        self._keeper.check_space()
 
     def _precopy(self, still_wanted: Callable[[], None] = lambda: None) -> layer.PreCopy:
         home = self._container.home
@@ -656,7 +576,7 @@ class Saver:
             return capture(sources, self._base, chunks(), pool, keep, wanted)
         except BaseDamaged as error:
             log.warning("%s: all of the memory is stored anew", error)
-            self._give_base_up()
+            self._keeper.give_up()
             return capture(sources, self._base, chunks(), pool, keep, wanted)
 
     def _read_memory(self, folder: Path, still_wanted: Callable[[], None]) -> _Memory:
@@ -696,7 +616,7 @@ class Saver:
             else:
                 memory = self._store_memory(read, pool, still_wanted)
         if read is not None:
-            self._renew_base(memory, self._chunks.bytes_uploaded - before)
+            self._keeper.renew(memory, self._chunks.bytes_uploaded - before)
         store_seconds = time.monotonic() - began
         crash_point("checkpoint.store.memory")
         images = [
@@ -745,21 +665,13 @@ class Saver:
         def wanted(_: int) -> None:
             still_wanted()
 
-        keep = self._room_for_base()
+        keep = self._keeper.has_room()
         try:
             read.spill.store(read.captured, self._base, pool, keep, wanted)
         except BaseDamaged:
-            self._give_base_up()  # so that the next checkpoint is told against nothing
+            self._keeper.give_up()  # so that the next checkpoint is told against nothing
             raise
         return read.captured + self._capture(read.written, lambda: self._chunks, pool, keep, wanted)
-
-    def _renew_base(self, memory: Captured, uploaded: int) -> None:
-        """Give the base up when the memory has become another one, or most of the base is of memory that is gone."""
-        size = memory.bytes_new + memory.bytes_known
-        other = memory.bytes_known > memory.bytes_new and uploaded > _REBASE_SHARE * size
-        if other or self._base.size > 2 * size + _SPACE_LEFT:
-            log.info("the base of the memory is given up: %d of %d bytes were uploaded", uploaded, size)
-            self._give_base_up()
 
     def _store_bytes(self, name: str, data: bytes) -> StoredFile:
         keys = self._chunks.put_many(data[i : i + IMAGE_CHUNK] for i in range(0, len(data), IMAGE_CHUNK))
@@ -807,7 +719,7 @@ class Saver:
             self._container.clear_after_criu()
             if failure.error is not None:
                 raise failure.error
-            if _free(home.path) < _FULL:  # CRIU's log, which would say so, may be on that disk too
+            if free_space(home.path) < _FULL:  # CRIU's log, which would say so, may be on that disk too
                 raise Fatal(
                     f"the disk for checkpoint images, {home.path}, is full",
                     "free space or give a larger disk",

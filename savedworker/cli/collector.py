@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 
+from savedworker.cli.due import Due
 from savedworker.model import defaults
 from savedworker.model.errors import NotFound, SavedWorkerError
 from savedworker.model.units import format_size
@@ -34,10 +33,9 @@ class Collector:
         self._collect = collect
         self._every = every
         self._draw = draw
-        self._due: list[tuple[float, str]] = []
+        self._due = Due()
         self._known: set[str] = set()
-        self._condition = threading.Condition()
-        self._stopped = False
+        self._lock = threading.Lock()
         # A daemon: a collection may be cut off anywhere.
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
@@ -46,33 +44,25 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
+        self._due.stop()
         self._thread.join(timeout=1.0)
 
     def add(self, worker: str) -> None:
         """Begin with this worker; nothing happens when it was added before."""
-        with self._condition:
-            if worker not in self._known:
-                self._known.add(worker)
-                heapq.heappush(self._due, (time.monotonic() + self._every * self._draw(), worker))
-                self._condition.notify()
+        with self._lock:
+            if worker in self._known:
+                return
+            self._known.add(worker)
+        self._due.put(worker, self._every * self._draw())
 
     def _work(self) -> None:
-        while True:
-            with self._condition:
-                while not self._stopped and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._condition.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                if self._stopped:
-                    return
-                _, worker = heapq.heappop(self._due)
+        while (worker := self._due.take()) is not None:
             pause = self._round(worker)
-            with self._condition:
-                if pause is None:
-                    self._known.discard(worker)
-                else:
-                    heapq.heappush(self._due, (time.monotonic() + pause, worker))
+            if pause is not None:
+                self._due.put(worker, pause)
+                continue
+            with self._lock:
+                self._known.discard(worker)
 
     def _round(self, worker: str) -> float | None:
         """Seconds until the next time; None when the worker is gone."""

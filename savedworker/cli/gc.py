@@ -11,7 +11,7 @@ from savedworker.cli.exit_status import OTHER
 from savedworker.cli.options import json_option, open_client, store_option, worker_id
 from savedworker.cli.output import print_json
 from savedworker.controller.collection import collect_worker
-from savedworker.controller.reaping import Reaped, reap
+from savedworker.controller.reaping import Reaped, reap, tidy
 from savedworker.fleet.base import keeping_fleets
 from savedworker.model.errors import NotFound, SavedWorkerError, Unreachable
 from savedworker.model.units import format_size
@@ -51,7 +51,7 @@ def gc(ctx: click.Context, workers: tuple[str, ...], dry_run: bool, store: str |
 
     Of these workers, or of all. Workers go as a whole when they ended longer ago than their retention. Of the others go old checkpoints that are not
     kept, and what no checkpoint names, a day after it was written. Instances of configured fleets that belong to no worker that wants
-    them are ended. Safe at any time, beside anything.
+    them are ended, and launch templates that are out of use are deleted. Safe at any time, beside anything.
 
     Exits with 1 when a worker or a fleet could not be dealt with; nothing of it is deleted then, and the others are.
     """
@@ -65,7 +65,7 @@ def gc(ctx: click.Context, workers: tuple[str, ...], dry_run: bool, store: str |
         if not as_json:
             _tell(outcome, dry_run)
     leftovers = (0, 0) if workers else opened.leftovers(remove=not dry_run)
-    reaped, deaf = ([], []) if workers else _reap(opened, dry_run)
+    reaped, tidied, deaf = ([], [], []) if workers else _reap(opened, dry_run)
     objects = sum(x.found.objects for x in outcomes if x.found) + leftovers[0]
     size = sum(x.found.bytes for x in outcomes if x.found) + leftovers[1]
     if as_json:
@@ -75,6 +75,7 @@ def gc(ctx: click.Context, workers: tuple[str, ...], dry_run: bool, store: str |
                 "workers": [outcome.to_json() for outcome in outcomes],
                 "leftovers": {"objects": leftovers[0], "bytes": leftovers[1]},
                 "instances": [asdict(x) for x in reaped],
+                "tidied": [{"fleet": fleet, "what": what} for fleet, what in tidied],
                 "fleets_unheard": deaf,
                 "objects": objects,
                 "bytes": size,
@@ -84,6 +85,10 @@ def gc(ctx: click.Context, workers: tuple[str, ...], dry_run: bool, store: str |
         for each in reaped:
             ended = "would be ended" if dry_run else each.error or "ended"
             click.echo(f"instance {each.instance} of fleet {each.fleet}: {ended}: {each.why}")
+        for fleet, what in tidied:
+            click.echo(
+                f"{what} of fleet {fleet}: {'would be ' if dry_run else ''}deleted: of no use any more"
+            )
         for text in deaf:
             click.echo(f"savedworker: {text}", err=True)
         if leftovers[0]:
@@ -94,19 +99,21 @@ def gc(ctx: click.Context, workers: tuple[str, ...], dry_run: bool, store: str |
     ctx.exit(OTHER if trouble else 0)
 
 
-def _reap(store: Store, dry_run: bool) -> tuple[list[Reaped], list[str]]:
-    """What was left over in the configured fleets, and what those say that could not be asked."""
+def _reap(store: Store, dry_run: bool) -> tuple[list[Reaped], list[tuple[str, str]], list[str]]:
+    """What was left over in the configured fleets: instances, other things with their fleets; and what those say that could not be asked."""
     found: list[Reaped] = []
+    tidied: list[tuple[str, str]] = []
     deaf: list[str] = []
     try:
         for fleet in keeping_fleets(()):
             try:
                 found += reap(store, fleet, dry_run=dry_run)
+                tidied += [(fleet.name, what) for what in tidy(store, fleet, dry_run=dry_run)]
             except SavedWorkerError as error:
                 deaf.append(f"fleet {fleet.name}: {error}")
     except SavedWorkerError as error:  # the fleet file cannot be used
         deaf.append(str(error))
-    return found, deaf
+    return found, tidied, deaf
 
 
 def _collect(store: Store, worker: str, dry_run: bool, by_name: bool) -> _Outcome | None:

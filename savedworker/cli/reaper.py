@@ -1,4 +1,7 @@
-"""Looks now and then, in a background thread beside the rounds of a controller, for instances that nobody wants any more."""
+"""Looks now and then, in a background thread beside the rounds of a controller, for instances that nobody wants any more.
+
+And for what fleets made besides, such as launch templates.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
-from savedworker.controller.reaping import reap
-from savedworker.fleet.base import keeping_fleets
+from savedworker.controller.reaping import reap, tidy
+from savedworker.fleet.base import Fleet, keeping_fleets
 from savedworker.model import defaults
 from savedworker.model.errors import SavedWorkerError
 from savedworker.store.backend import Store
@@ -56,8 +59,18 @@ class Reaper:
         """Look once at all fleets."""
         try:
             for fleet in keeping_fleets(self._names()):
-                reap(self._store, fleet)
-        except SavedWorkerError as error:
+                self._look_at(fleet)
+        except SavedWorkerError as error:  # the fleet file cannot be used
             log.warning("instances that nobody wants could not be looked for: %s", error)
         except Exception:  # the controller's own work must not end of it
             log.exception("unexpected while looking for instances that nobody wants")
+
+    def _look_at(self, fleet: Fleet) -> None:
+        """Trouble with one fleet must not keep the others' instances."""
+        for look in (reap, tidy):
+            try:
+                look(self._store, fleet)
+            except SavedWorkerError as error:
+                log.warning("what nobody wants of fleet %s could not be looked for: %s", fleet.name, error)
+            except Exception:
+                log.exception("unexpected while looking for what nobody wants of fleet %s", fleet.name)

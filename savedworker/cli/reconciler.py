@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from savedworker.cli.due import Due
 from savedworker.controller.client import Client
 from savedworker.model.decisions import settled
 from savedworker.model.errors import NotFound, SavedWorkerError, Temporary
@@ -70,9 +70,8 @@ class Reconciler:
         self._client = client
         self._slowest = slowest
         self._on_round = on_round
-        self._due: list[tuple[float, str]] = []
-        self._condition = threading.Condition()
-        self._stopped = False
+        self._due = Due()
+        self._lock = threading.Lock()
         self.watched: dict[str, Watched] = {}
         # Daemons: a command that detaches must not wait for a fleet that does not answer. Every step of reconcile may
         # be cut off anywhere.
@@ -86,26 +85,22 @@ class Reconciler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._condition:
-            self._stopped = True
-            self._condition.notify_all()
+        self._due.stop()
         until = time.monotonic() + 1.0
         for thread in self._threads:
             thread.join(timeout=max(0.0, until - time.monotonic()))
 
     def add(self, worker: str) -> None:
         """Begin with this worker; nothing happens when it was added before."""
-        with self._condition:
-            if worker not in self.watched:
-                self.watched[worker] = Watched(worker)
-                heapq.heappush(self._due, (time.monotonic(), worker))
-                self._condition.notify()
+        with self._lock:
+            if worker in self.watched:
+                return
+            self.watched[worker] = Watched(worker)
+        self._due.put(worker)
 
     def drop(self, worker: str) -> None:
         """Stop with this worker."""
-        with self._condition:
-            self._due = [entry for entry in self._due if entry[1] != worker]
-            heapq.heapify(self._due)
+        self._due.drop(worker)
 
     def forget(self, worker: str) -> None:
         """Stop with this worker, and begin anew when it is added again: it was deleted."""
@@ -113,19 +108,11 @@ class Reconciler:
         self.watched.pop(worker, None)
 
     def _work(self) -> None:
-        while True:
-            with self._condition:
-                while not self._stopped and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._condition.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                if self._stopped:
-                    return
-                _, worker = heapq.heappop(self._due)
+        while (worker := self._due.take()) is not None:
             seen = self.watched[worker]
             self._round(seen)
             if not seen.settled:
-                with self._condition:
-                    heapq.heappush(self._due, (time.monotonic() + seen.pause, worker))
-                    self._condition.notify()
+                self._due.put(worker, seen.pause)
             if self._on_round is not None:
                 self._on_round(seen)
 

@@ -21,7 +21,13 @@ MAX_BYTES = 1 << 20
 _DURATIONS = ("lease_term", "orphan_after", "retention")
 _NESTED_DURATIONS = {
     "checkpoint": ("interval", "wait_for_match"),
-    "placement": ("wait_for_capacity", "avoid_reclaimed", "wait_per_choice", "on_demand_after_wait"),
+    "placement": (
+        "wait_for_capacity",
+        "avoid_reclaimed",
+        "wait_per_choice",
+        "on_demand_after_wait",
+        "spare_for",
+    ),
 }
 _WRITTEN: dict[str, type[Volume | Input | Output]] = {"volumes": Volume, "inputs": Input, "outputs": Output}
 _UNBUILT = ("gpus",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from savedworker.fleet.base import Fleet, Keeps
+from savedworker.fleet.base import Fleet, Keeps, Tidies
 from savedworker.model.errors import Corrupt, NotFound, Refused, SavedWorkerError
 from savedworker.model.placement import leftover
 from savedworker.model.record import WorkerRecord
@@ -64,6 +64,16 @@ def reap(store: Store, fleet: Fleet, *, dry_run: bool = False) -> list[Reaped]:
                 log.warning("%s: instance %s could not be ended: %s", owned.worker, owned.instance, error)
         found.append(Reaped(fleet.name, owned.launch, owned.worker, owned.instance, why, error_text))
     return found
+
+
+def tidy(store: Store, fleet: Fleet, *, dry_run: bool = False) -> list[str]:
+    """Delete what ``fleet`` made besides instances and has no use for any more; what that was. Raises Temporary or Refused."""
+    if not isinstance(fleet, Tidies):
+        return []
+    gone = list(fleet.tidy(store.url, store.sealing.environment(), dry_run=dry_run))
+    for what in () if dry_run else gone:
+        log.info("fleet %s: deleted %s", fleet.name, what)
+    return gone
 
 
 def _record(store: Store, worker: str) -> WorkerRecord | None:

@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from savedworker.crashpoints import crash_point
@@ -28,7 +28,7 @@ from savedworker.model.decisions import (
     decide,
     settled,
 )
-from savedworker.model.errors import Corrupt, NoKey, NotFound, Refused, SavedWorkerError, Temporary
+from savedworker.model.errors import Conflict, Corrupt, NoKey, NotFound, Refused, Temporary
 from savedworker.model.fingerprint import Fingerprint
 from savedworker.model.placement import Choice, fit
 from savedworker.model.record import CheckpointEntry, Launch, WorkerRecord
@@ -49,7 +49,8 @@ class _Watch:
     since: float
     lease_seen: tuple[int, str, int] | None = None
     lease_since: float = 0.0
-    retry_at: float = 0.0
+    running: dict[str, float] = field(default_factory=dict)
+    """Since when each launch's instance has been seen running."""
 
 
 class Controller:
@@ -105,6 +106,8 @@ class Controller:
             actions = decide(held.record, spec, self._observe(held.record, spec, watch), self._now())
             before = held.record
             for action in actions:
+                if isinstance(action, Record) and action.only_now and held.record != before:
+                    continue  # the next round looks whether it is still to be done
                 if isinstance(action, RequestLaunch | CallFleet):
                     try:
                         documents.refuse_plain()
@@ -134,11 +137,14 @@ class Controller:
         if open_launches:
             try:
                 instances = dict(self.fleet(record.fleet).describe(open_launches))
+                runs = [x for x, view in instances.items() if view.state == "running"]
+                watch.running = {x: watch.running.get(x, now) for x in runs}
             except Temporary as error:
                 log.warning("fleet %s does not answer, going by the last record: %s", record.fleet, error)
                 instances = {x: InstanceView("pending") for x in open_launches}
         silent = now - watch.lease_since if record.lease_held else 0.0
-        return Observations(instances, silent, now - watch.since, self._choices(record, spec))
+        running = {x: now - since for x, since in watch.running.items()}
+        return Observations(instances, silent, now - watch.since, self._choices(record, spec), running)
 
     def _choices(self, record: WorkerRecord, spec: WorkerSpec) -> tuple[Choice, ...]:
         if record.state.terminal:
@@ -149,6 +155,13 @@ class Controller:
     def _record(self, documents: WorkerStore, event: ev.Event) -> Held:
         return documents.record_event(event)
 
+    def _record_now(self, documents: WorkerStore, held: Held, event: ev.Event) -> Held:
+        """Write ``event`` on the very record that was looked at, or read what that has become meanwhile."""
+        try:
+            return documents.swap_event(held, event)
+        except Conflict:
+            return documents.load_record()
+
     def _act(
         self,
         documents: WorkerStore,
@@ -157,7 +170,9 @@ class Controller:
         action: Record | RequestLaunch | CallFleet | Terminate,
     ) -> Held:
         match action:
-            case Record(event):
+            case Record(event, only_now):
+                if only_now:
+                    return self._record_now(documents, held, event)
                 return self._record(documents, event)
             case RequestLaunch():
                 return self._request_launch(documents, spec, held, action)
@@ -174,21 +189,18 @@ class Controller:
             requested_at=self._now(),
             avoid=wanted.avoid,
             choice=wanted.choice,
+            spare_of=wanted.spare_of,
         )
         event = ev.LaunchRequested(
             at=launch.requested_at,
             launch=launch.id,
             avoid=launch.avoid,
             choice=launch.choice,
+            spare_of=launch.spare_of,
             detail=wanted.why,
         )
-        try:
-            # Only on the very record that the decision was made from: of two controllers one launches.
-            held = documents.swap_event(held, event)
-        except SavedWorkerError as error:
-            if error.code == "conflict":
-                return documents.load_record()
-            raise
+        # Only on the very record that the decision was made from: of two controllers one launches.
+        held = self._record_now(documents, held, event)
         if held.record.launch(launch.id) is None:
             return held
         crash_point("controller.launch.recorded")

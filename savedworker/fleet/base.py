@@ -119,6 +119,18 @@ class Keeps(Protocol):
 
 
 @runtime_checkable
+class Tidies(Protocol):
+    """A fleet that makes things besides instances, which would outlive their use."""
+
+    def tidy(self, store_url: str, environment: Mapping[str, str], *, dry_run: bool = False) -> Sequence[str]:
+        """Delete what was made for workers of that store and is of no use any more, and tell what.
+
+        ``environment``: as in LaunchRequest. Raises Temporary or Refused.
+        """
+        ...
+
+
+@runtime_checkable
 class Warns(Protocol):
     """A fleet whose notice is not told by its name."""
 

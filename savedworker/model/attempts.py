@@ -14,7 +14,8 @@ def fruitless(record: WorkerRecord) -> list[Launch]:
     """The launches since the worker last executed from which nothing came, newest first.
 
     That is: no instance could be had, it did not fit, it ended before its agent won the lease, or its incarnation ended
-    before the worker executed. A launch that may still come to something, or was not needed, begins a new row.
+    before the worker executed. A launch that may still come to something, or was not needed, begins a new row. A spare that nobody
+    came to need says nothing: the worker did not wait for it.
     """
     by_launch = {x.launch: x for x in record.incarnations}
     holder = record.lease.launch if record.lease and record.lease_held else None
@@ -26,6 +27,8 @@ def fruitless(record: WorkerRecord) -> list[Launch]:
                 break
             if launch.id == holder:
                 continue  # not known yet; what was before it still counts
+        elif launch.spare_of is not None:
+            continue
         elif launch.state in ("requested", "accepted") or launch.outcome == "surplus":
             break
         row.append(launch)
@@ -49,6 +52,11 @@ def boots(record: WorkerRecord) -> list[Launch]:
     return [x for x in fruitless(record) if failed(x)]
 
 
+def spares(record: WorkerRecord, notice: str) -> list[Launch]:
+    """The launches that were made at the notice without a deadline of that id, oldest first."""
+    return [x for x in record.launches if x.spare_of == notice]
+
+
 def missed_restore(incarnation: Incarnation) -> str | None:
     """The checkpoint to blame when ``incarnation`` is lost now: it was to be restored, and nothing was heard of that."""
     if incarnation.started_at is None and incarnation.restores_failed == 0:
@@ -69,5 +77,6 @@ def remembered(record: WorkerRecord) -> tuple[Launch, ...]:
     row = fruitless(record.model_copy(update={"launches": over}))
     kept = {x.id for x in row[:ROW_KEPT]} | {x.launch for x in record.incarnations}
     kept |= set({x.outcome: x.id for x in row}.values())  # the last assignment is the oldest of its kind
+    kept |= {x.id for x in spares(record, record.notice.id)} if record.notice else set()
     forgotten = {x.id for x in [x for x in over if x.id not in kept][:surplus]}
     return tuple(x for x in record.launches if x.id not in forgotten)

@@ -45,13 +45,16 @@ class Observations:
     """For how long the worker has been watched."""
     choices: tuple[Choice, ...] = ()
     """What its fleet offers, where that is more than one kind of thing."""
+    running: Mapping[str, float] = field(default_factory=dict)
+    """For how long the instance of each launch has been seen running."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Apply this event to the record."""
+    """Apply this event to the record. ``only_now``: only to the very record that was looked at."""
 
     event: ev.Event
+    only_now: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class RequestLaunch:
     avoid: tuple[str, ...]
     why: str
     choice: str | None = None
+    spare_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,20 @@ def _leaving(record: WorkerRecord) -> bool:
     return record.notice is not None and record.notice.seconds_left is not None
 
 
+def _wants_spare(record: WorkerRecord, spec: WorkerSpec, now: datetime) -> bool:
+    """True while an instance should wait beside the one that executes the worker, which was recommended to leave.
+
+    For ``spare_for`` from its first launch on: once for each recommendation, and however long that stands.
+    """
+    notice = record.notice
+    if notice is None or notice.seconds_left is not None or record.concluded is not None:
+        return False
+    if not record.lease_held or not spec.placement.spare_for:
+        return False
+    made = attempts.spares(record, notice.id)
+    return not made or _since(now, made[0].requested_at) < spec.placement.spare_for
+
+
 def _since(now: datetime, then: datetime) -> float:
     """Seconds since ``then``. Wall clocks jump: what lies far in the future counts as long ago, so that nothing hangs."""
     passed = (now - then).total_seconds()
@@ -230,25 +248,45 @@ def _not_wanted(
         if (over or launch.state == "ending") and _can_end(launch, view, seen, now):
             actions.append(Terminate(launch, "its incarnation has ended" if over else launch.detail))
     needed = _needs_another(record, spec, seen)
-    why = "one replacement is enough" if needed else "the notice was withdrawn or the lease is held"
-    for launch, _ in _spare(record, live)[1 if needed else 0 :]:
-        actions.append(
-            Record(ev.LaunchEnding(at=now, launch=launch.id, outcome="surplus", detail=f"not needed: {why}"))
-        )
+    wanted = needed or _wants_spare(record, spec, now)
+    for launch, _ in _spare(record, live)[1 if wanted else 0 :]:
+        why = "one is enough" if wanted else _why_not_needed(record, spec, launch)
+        ending = ev.LaunchEnding(at=now, launch=launch.id, outcome="surplus", detail=f"not needed: {why}")
+        # A notice that comes at this moment needs it.
+        actions.append(Record(ending, only_now=True))
     return actions
+
+
+def _why_not_needed(record: WorkerRecord, spec: WorkerSpec, launch: Launch) -> str:
+    if launch.spare_of is None:
+        return "the notice was withdrawn or the lease is held"
+    if record.notice is None or record.notice.id != launch.spare_of:
+        return "the recommendation to leave was withdrawn"
+    return _no_notice_came(spec)
+
+
+def _no_notice_came(spec: WorkerSpec) -> str:
+    return f"no notice came within {format_duration(_patience(spec))} of the recommendation to leave"
+
+
+def _patience(spec: WorkerSpec) -> float:
+    """Seconds for which an agent waits where nothing says that it will be needed."""
+    return spec.placement.spare_for or defaults.SPARE_FOR
 
 
 def _replacement(
     record: WorkerRecord, spec: WorkerSpec, seen: Observations, live: _Live, now: datetime
 ) -> list[Action]:
-    """Have exactly one launch on its way when one is needed."""
-    if not _needs_another(record, spec, seen):
+    """Have exactly one launch on its way when one is needed, or may soon be."""
+    needed = _needs_another(record, spec, seen)
+    if not needed and not _wants_spare(record, spec, now):
         return []
     spare = _spare(record, live)
     if not spare:
-        return _launch_or_give_up(record, spec, seen.choices, now)
+        have = _launch_or_give_up if needed else _launch_spare
+        return have(record, spec, seen.choices, now)
     launch, view = spare[0]
-    overdue = _overdue(record, spec, seen.choices, launch, view, now)
+    overdue = _overdue(record, spec, seen, launch, view, now)
     if overdue is not None:
         return [Record(overdue)]
     patience_over = _since(now, launch.requested_at) >= defaults.LAUNCH_PATIENCE
@@ -263,7 +301,7 @@ def _replacement(
 def _overdue(
     record: WorkerRecord,
     spec: WorkerSpec,
-    choices: Sequence[Choice],
+    seen: Observations,
     launch: Launch,
     view: InstanceView,
     now: datetime,
@@ -274,9 +312,11 @@ def _overdue(
     """
     waited = _waited(record, [launch], now)
     if view.state == "running":
-        if record.lease_held or waited < defaults.BOOT_LIMIT:
+        # Not since the request: it may have waited for its instance nearly as long as that is allowed.
+        booting = min(waited, seen.running.get(launch.id, 0.0))
+        if record.lease_held or booting < defaults.BOOT_LIMIT:
             return None
-        detail = f"its agent did not begin within {format_duration(waited)}"
+        detail = f"its agent did not begin within {format_duration(booting)}"
         return ev.LaunchEnding(at=now, launch=launch.id, outcome="failed", detail=detail)
     detail = f"no instance within {format_duration(waited)}" + (f": {view.detail}" if view.detail else "")
     ending = ev.LaunchEnding(at=now, launch=launch.id, outcome="capacity", detail=detail)
@@ -285,9 +325,9 @@ def _overdue(
     waited_in_all = _waited(record, [launch, *refused], now)
     if waited_in_all >= max(spec.placement.wait_for_capacity, defaults.LAUNCH_PATIENCE):
         return ending
-    if len(choices) < 2 or waited < spec.placement.wait_per_choice:
+    if len(seen.choices) < 2 or waited < spec.placement.wait_per_choice:
         return None
-    moved_on = choose(apply(record, ending), spec.placement, choices, now, waited_in_all)
+    moved_on = choose(apply(record, ending), spec.placement, seen.choices, now, waited_in_all)
     if moved_on.choice == launch.choice:
         return None  # nothing else may be used yet
     why = f" ({moved_on.why})" if moved_on.why else ""
@@ -341,6 +381,24 @@ def _launch_or_give_up(
         why = f"{why}; {chosen.choice}: {chosen.why}"
     avoid = reclaimed_places(record, now, spec.placement.avoid_reclaimed)
     return [RequestLaunch(avoid, why, chosen.choice)]
+
+
+def _launch_spare(
+    record: WorkerRecord, spec: WorkerSpec, choices: Sequence[Choice], now: datetime
+) -> list[Action]:
+    """Launch an instance that waits, unless the worker would not be let onto it, or enough was tried."""
+    assert record.notice is not None
+    made = attempts.spares(record, record.notice.id)
+    if len(made) >= defaults.SPARES or _budget_used_up(record, spec):
+        return []
+    if made and _since(now, made[-1].requested_at) < defaults.LAUNCH_RETRY_MAX:
+        return []
+    chosen = choose(record, spec.placement, choices, now, 0.0)
+    why = f"leaving was recommended; it waits {format_duration(_patience(spec))} for a notice"
+    if chosen.why:
+        why = f"{why}; {chosen.choice}: {chosen.why}"
+    avoid = reclaimed_places(record, now, spec.placement.avoid_reclaimed)
+    return [RequestLaunch(avoid, why, chosen.choice, record.notice.id)]
 
 
 def _hopeless(record: WorkerRecord, spec: WorkerSpec, now: datetime) -> ev.GaveUp | None:
@@ -457,8 +515,14 @@ class Leave:
     why: str
 
 
-def may_take(record: WorkerRecord, spec: WorkerSpec, launch: str, lease_silent: float) -> Take | Wait | Leave:
-    """Whether the agent of ``launch`` may take the lease. ``lease_silent``: as in Observations, on the agent's clock."""
+def may_take(
+    record: WorkerRecord, spec: WorkerSpec, launch: str, lease_silent: float, waited: float = 0.0
+) -> Take | Wait | Leave:
+    """Whether the agent of ``launch`` may take the lease.
+
+    ``lease_silent``: as in Observations, on the agent's clock. ``waited``: seconds on it for which the agent has waited and the record has
+    shown the same notice, or none: controllers end what is not needed, and where there is none any more an agent goes by itself.
+    """
     known = record.launch(launch)
     if record.state.terminal:
         return Leave(f"the worker has ended: {record.state}")
@@ -469,6 +533,9 @@ def may_take(record: WorkerRecord, spec: WorkerSpec, launch: str, lease_silent: 
     if any(x.launch == launch for x in record.incarnations):
         return Leave("this launch had its incarnation already")
     if record.lease_held and lease_silent <= lease_wait(spec.lease_term):
+        if waited >= _patience(spec) and not _leaving(record):
+            why = _no_notice_came(spec) if known.spare_of else "nothing says any more that it will be needed"
+            return Leave(why)
         return Wait(f"incarnation {record.lease.incarnation if record.lease else '?'} holds the lease")
     ran = any(x.started_at for x in record.incarnations)
     if ran and _budget_used_up(record, spec):

@@ -23,6 +23,10 @@ ON_DEMAND_AFTER_LOSSES = 3
 LOSSES_WITHIN = 3600.0
 """Losses of spot instances within so many seconds are counted for that."""
 ON_DEMAND_AFTER_WAIT = 10 * 60.0
+SPARE_FOR = 10 * 60.0
+"""How long an instance that was launched at a recommendation to leave waits for the notice that may follow."""
+SPARES = 2
+"""Most launches at one such recommendation: the second only where the first came to nothing."""
 WAIT_FOR_MATCH = 10 * 60.0
 ORPHAN_AFTER = 24 * 3600.0
 RETENTION = 7 * 24 * 3600.0

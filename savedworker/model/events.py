@@ -31,6 +31,8 @@ class LaunchRequested(_Event):
     launch: str
     avoid: tuple[str, ...] = ()
     choice: str | None = None
+    spare_of: str | None = None
+    """The id of the notice without a deadline at which a spare is launched."""
     detail: str = ""
 
 

@@ -74,7 +74,7 @@ def pool_name(instance_type: str, zone: str) -> str:
 
 
 def _reclaimed(record: WorkerRecord, now: datetime, avoid_for: float) -> list[Incarnation]:
-    """Incarnations whose place was reclaimed, or failed, less than ``avoid_for`` seconds ago.
+    """Incarnations whose place is being reclaimed or may soon be, or was, or failed, less than ``avoid_for`` seconds ago.
 
     Every refusal for lack of capacity since then halves the time: a place that has room becomes welcome again.
     """
@@ -83,7 +83,7 @@ def _reclaimed(record: WorkerRecord, now: datetime, avoid_for: float) -> list[In
     return [
         x
         for x in record.incarnations
-        if _leaving(record, x)
+        if _noticed(record, x)
         or (
             x.end_reason in ("notice", "no_notice", "failed")
             and x.ended_at
@@ -92,14 +92,15 @@ def _reclaimed(record: WorkerRecord, now: datetime, avoid_for: float) -> list[In
     ]
 
 
+def _noticed(record: WorkerRecord, incarnation: Incarnation) -> bool:
+    """Whether the place of ``incarnation`` is being reclaimed, or leaving it was recommended: another is launched before it has ended."""
+    return incarnation is record.incarnation and incarnation.ended_at is None and record.notice is not None
+
+
 def _leaving(record: WorkerRecord, incarnation: Incarnation) -> bool:
-    """Whether the place of ``incarnation`` is being reclaimed: its replacement is launched before it has ended."""
-    return (
-        incarnation is record.incarnation
-        and incarnation.ended_at is None
-        and record.notice is not None
-        and record.notice.seconds_left is not None
-    )
+    """Whether the place of ``incarnation`` is being reclaimed."""
+    notice = record.notice
+    return _noticed(record, incarnation) and notice is not None and notice.seconds_left is not None
 
 
 def reclaimed_places(record: WorkerRecord, now: datetime, avoid_for: float) -> tuple[str, ...]:
@@ -184,18 +185,19 @@ def _avoided(record: WorkerRecord, choice: Choice, now: datetime, avoid_for: flo
     for incarnation in lost:
         launch = record.launch(incarnation.launch)
         if launch is not None and launch.choice == choice.name:
-            return f"{choice.name} was reclaimed"
+            at_risk = _noticed(record, incarnation) and not _leaving(record, incarnation)
+            return f"leaving {choice.name} was recommended" if at_risk else f"{choice.name} was reclaimed"
     gone = {x.zone for x in lost if x.zone}
     if choice.zones and gone.issuperset(choice.zones):
-        return f"{choice.name} has only zones that were reclaimed"
+        return f"{choice.name} has only zones that were reclaimed or are to be left"
     return ""
 
 
 def _refusals(record: WorkerRecord, choice: str) -> int:
-    """How often ``choice`` had no instance, or one that did not fit, since the worker last ran."""
-    return sum(
-        x.outcome in ("capacity", "incompatible") and x.choice == choice for x in attempts.fruitless(record)
-    )
+    """How often ``choice`` had no instance, or one that did not fit, since the worker last ran, or for its present spare."""
+    spares = attempts.spares(record, record.notice.id) if record.notice else []
+    row = [*attempts.fruitless(record), *spares]
+    return sum(x.outcome in ("capacity", "incompatible") and x.choice == choice for x in row)
 
 
 def _usual_wait(record: WorkerRecord, choice: str) -> float:

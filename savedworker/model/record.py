@@ -109,6 +109,8 @@ class Launch(Frozen):
     avoid: tuple[str, ...] = ()
     choice: str | None = None
     """What its fleet was asked for by name, where a fleet offers several things: a market, a queue."""
+    spare_of: str | None = None
+    """The notice without a deadline at which it was launched: a spare, that waits for a while whether it is needed."""
     state: Literal["requested", "accepted", "ending", "ended"] = "requested"
     """``ending``: not wanted any more. Its agent must not take the lease, and its instance is being ended."""
     instance: str | None = None

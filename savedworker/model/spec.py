@@ -163,17 +163,21 @@ class PlacementPolicy(Frozen):
     """Losses of spot instances within an hour after which on-demand is used; null never, 0 from the beginning."""
     on_demand_after_wait: Seconds | None = defaults.ON_DEMAND_AFTER_WAIT
     """Seconds without spot capacity after which on-demand is used; null never."""
+    spare_for: Seconds | None = defaults.SPARE_FOR
+    """Seconds for which a spare instance waits that is launched when EC2 recommends to leave; null launches none."""
 
 
 class RelaySpec(Frozen):
     """The engine's own interface, which the worker reaches only through a relay of its agent, at a fixed inner address.
 
     ``kind`` says whose interface it is. ``upstream`` is its base URL as instances reach it; ``task`` is the name by which the
-    engine knows the worker (for Airflow: the task instance's id).
+    engine knows the worker (for Airflow: the task instance's id). ``authorities``: certificates (PEM) by which an upstream's over
+    TLS may be signed, beside those that the instance trusts.
     """
 
     kind: Literal["airflow"]
     upstream: str
+    authorities: str = ""
     task: str = Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")
 
     @field_validator("upstream")

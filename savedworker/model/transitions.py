@@ -197,7 +197,7 @@ def _end(
 def _launch_requested(r: WorkerRecord, e: ev.LaunchRequested) -> WorkerRecord:
     if r.state.terminal or r.launch(e.launch):
         return r
-    new = Launch(id=e.launch, requested_at=e.at, avoid=e.avoid, choice=e.choice)
+    new = Launch(id=e.launch, requested_at=e.at, avoid=e.avoid, choice=e.choice, spare_of=e.spare_of)
     return _with(r, launches=(*r.launches, new))
 
 
@@ -519,7 +519,7 @@ def _describe(event: Any) -> str:
     detail = getattr(event, "detail", "")
     match event:
         case ev.LaunchRequested():
-            text = f"launch {event.launch}"
+            text = f"launch {event.launch}" + (", a spare" if event.spare_of else "")
             text += f" of {event.choice}" if event.choice else ""
             text += f", avoiding {', '.join(event.avoid)}" if event.avoid else ""
         case ev.LaunchAccepted():

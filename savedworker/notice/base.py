@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,6 +23,29 @@ class Notice:
     deadline: float | None
     detail: str = ""
     withdrawn: bool = False
+
+
+class Polling(ABC):
+    """A monitor that looks at its source again and again, every ``_poll`` seconds; ``_problem`` is why it sees nothing."""
+
+    def __init__(self, poll: float) -> None:
+        self._poll = poll
+        self._problem: str | None = None
+
+    @abstractmethod
+    def look(self) -> Iterator[Notice]:
+        """Look at the source once; yields what has changed since. Never raises."""
+
+    def watch(self, stop: threading.Event, emit: Callable[[Notice], None]) -> None:
+        """Emit every notice once, and again when it is withdrawn, until ``stop`` is set."""
+        while not stop.is_set():
+            for notice in self.look():
+                emit(notice)
+            stop.wait(self._poll)
+
+    def problem(self) -> str | None:
+        """Why notices cannot be seen at present, in one line; None when they can (or nobody has looked yet)."""
+        return self._problem
 
 
 class Monitor(Protocol):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from savedworker.notice.base import Notice
+from savedworker.notice.base import Notice, Polling
 
 _LONGEST = 366 * 86400
 """Seconds."""
@@ -28,7 +27,7 @@ def withdraw_notice(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-class DrillMonitor:
+class DrillMonitor(Polling):
     """Watches a file like ``{"notice": 30}``: seconds from the moment it was written, null for no deadline.
 
     A new content is a new notice; removing the file withdraws it. Nothing takes the instance away in the end.
@@ -37,21 +36,9 @@ class DrillMonitor:
     source = "drill"
 
     def __init__(self, path: Path, poll: float = 0.5) -> None:
+        super().__init__(poll)
         self._path = path
-        self._poll = poll
         self._standing: Notice | None = None
-        self._problem: str | None = None
-
-    def watch(self, stop: threading.Event, emit: Callable[[Notice], None]) -> None:
-        """Emit every notice once, and again when it is withdrawn, until ``stop`` is set."""
-        while not stop.is_set():
-            for notice in self.look():
-                emit(notice)
-            stop.wait(self._poll)
-
-    def problem(self) -> str | None:
-        """Why the file cannot be used; None when it can be, or there is none."""
-        return self._problem
 
     def look(self) -> Iterator[Notice]:
         """Read the file once; yields what has changed."""

@@ -11,16 +11,15 @@ import hashlib
 import http.client
 import json
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Literal
 from urllib.parse import urlsplit
 
-from savedworker.notice.base import Notice
+from savedworker.notice.base import Notice, Polling
 
 Kind = Literal["interruption", "rebalance"]
 
@@ -44,7 +43,7 @@ class _Unavailable(Exception):
     """The service did not answer usefully; the text is what ``problem`` says."""
 
 
-class Ec2Monitor:
+class Ec2Monitor(Polling):
     """Watches the metadata service of an EC2 instance (or of a local host, which has the same).
 
     Args:
@@ -58,8 +57,8 @@ class Ec2Monitor:
     def __init__(
         self, metadata: str = "http://169.254.169.254", poll: float = 5.0, timeout: float = 1.0
     ) -> None:
+        super().__init__(poll)
         self._base = metadata.rstrip("/")
-        self._poll = poll
         self._timeout = timeout
         self._connection: http.client.HTTPConnection | None = None
         self._token: str | None = None
@@ -67,19 +66,7 @@ class Ec2Monitor:
         self._tokenless = False
         self._instance: str | None = None
         self._standing: dict[Kind, Notice] = {}
-        self._problem: str | None = None
         self._told: datetime | None = None
-
-    def watch(self, stop: threading.Event, emit: Callable[[Notice], None]) -> None:
-        """Emit every notice once, and again as withdrawn when the service takes it back, until ``stop`` is set."""
-        while not stop.is_set():
-            for notice in self.look():
-                emit(notice)
-            stop.wait(self._poll)
-
-    def problem(self) -> str | None:
-        """Why notices cannot be seen at present, in one line; None when they can (or nobody has looked yet)."""
-        return self._problem
 
     def look(self) -> Iterator[Notice]:
         """Ask the service once; yields what has changed. A failure is no change, and is what ``problem`` then tells."""

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import zstandard
 
@@ -41,6 +42,7 @@ from savedworker.store.ages import running_clock, store_time
 from savedworker.store.backend import ObjectInfo, Store
 from savedworker.store.base import Data
 from savedworker.store.compression import Meter, pack, try_level
+from savedworker.store.documents import read_twice
 from savedworker.store.doomed import doomed_keys
 from savedworker.store.sealing import PLAIN, Sealer
 from savedworker.store.throttle import Throttle
@@ -49,6 +51,9 @@ MAX_CHUNK = 64 << 20
 """Longest plaintext of a chunk in bytes. Nothing longer is written, or decompressed."""
 _MOST_WAITING = 1024
 """Chunks that ``putting`` lets wait at most, however small they are."""
+_SMALL = 128 << 10
+_SMALL_AT_ONCE = 32
+"""Chunks up to _SMALL bytes that ``putting`` stores at a time: they need next to no memory, and wait for the store like large ones."""
 
 _MAGIC = b"SWCH"
 _VERSION = 1
@@ -172,6 +177,8 @@ class ChunkStore:
         """Until when a copy of a chunk under a name of its own is younger than half of the grace."""
         self._lengths: dict[str, int] = {}
         """How long, stored, a chunk is that was put or read here. Of others no more is known than that they are longer than a header."""
+        self._damaged: set[str] = set()
+        """What was read, was damaged or missing, and was not put since: whoever names it, it is put again."""
         self._gone: frozenset[str] = frozenset()
         """What ``check_known`` missed and was not put since, although checkpoints name it."""
         self._begun = clock()
@@ -201,6 +208,14 @@ class ChunkStore:
         kept = frozenset(keys)
         with self._lock:
             self._kept = kept - self._gone
+
+    def ignore_listing(self) -> None:
+        """Believe of no chunk that it is whole because the store lists it: somebody has found damage there.
+
+        To be said before the first save. What is kept, and what is put from here on, is relied upon as ever.
+        """
+        with self._lock:
+            self._fresh_until = {}
 
     def is_fresh(self, key: str) -> bool:
         """Whether a manifest of the present save may name chunk ``key`` although it is not put: it is there and stays.
@@ -281,9 +296,10 @@ class ChunkStore:
     def _use_if_fresh(self, key: str) -> bool:
         """Whether ``key`` need not be put. With the lock."""
         fresh = key in self._kept or (self._fresh_until or {}).get(key, 0.0) > self._clock()
-        if fresh:
+        if fresh and key not in self._damaged:
             self._used.add(key)
-        return fresh
+            return True
+        return False
 
     def put(self, data: Data) -> str:
         """Store plaintext ``data`` unless it is there and fresh; when this returns, it is durable. Returns its key.
@@ -327,6 +343,7 @@ class ChunkStore:
                 self._fresh_until[key] = started + self._grace / 2
             self._lengths[key] = len(stored)
             self._gone -= {key}
+            self._damaged.discard(key)
             self.bytes_uploaded += len(stored)
             self.chunks_uploaded += 1
         size = memoryview(data).nbytes
@@ -344,18 +361,27 @@ class ChunkStore:
         if not _KEY.fullmatch(key):
             raise Corrupt(f"{key[:80]!r} is not a chunk key")
         path = f"{self._prefix}/{key}"
+        damage = Corrupt(f"chunk {key} is missing from the store")
         try:
-            stored = self._read(path, key, limit)
-            plain = decode(key, stored, limit, self._sealer)
+            stored, plain = read_twice(partial(self._load, path, key, limit))
             self._lengths[key] = len(stored)
             return plain
         except NotFound:
             pass
+        except Corrupt as error:
+            damage = error
         for info in self._store.list(self._prefix, after=path):
             if info.key.startswith(f"{path}+"):
-                with suppress(NotFound):
-                    return decode(key, self._read(info.key, key, limit), limit, self._sealer)
-        raise Corrupt(f"chunk {key} is missing from the store")
+                with suppress(NotFound, Corrupt):
+                    return self._load(info.key, key, limit)[1]
+        with self._lock:
+            self._damaged.add(key)
+        raise damage
+
+    def _load(self, path: str, key: str, limit: int) -> tuple[Data, memoryview]:
+        """The object at ``path`` and the chunk in it."""
+        stored = self._read(path, key, limit)
+        return stored, decode(key, stored, limit, self._sealer)
 
     def _read(self, path: str, key: str, limit: int) -> Data:
         longest = min(limit, MAX_CHUNK) + _HEADER.size + self._sealer.chunk_overhead
@@ -424,18 +450,20 @@ class ChunkStore:
             finally:
                 budget.give_back(size)
 
-        with _pool(self.shares.threads) as pool:
+        with _pool(self.shares.threads) as large, _pool(_SMALL_AT_ONCE) as small:
 
             def put_soon(data: Data) -> str:
                 size = memoryview(data).nbytes
-                budget.take(max(size, memory // _MOST_WAITING))
+                room = max(size, memory // _MOST_WAITING)
+                budget.take(room)
                 if failures:
                     raise failures[0]
-                pool.submit(put, data, max(size, memory // _MOST_WAITING))
+                (small if size <= _SMALL else large).submit(put, data, room)
                 return self.key(data)
 
             yield put_soon
-            pool.shutdown(wait=True)
+            large.shutdown(wait=True)
+            small.shutdown(wait=True)
             if failures:
                 raise failures[0]
 

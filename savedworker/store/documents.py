@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,10 +12,22 @@ from pydantic import BaseModel, ValidationError
 from savedworker.model.base import FORMAT
 from savedworker.model.errors import Corrupt, Refused
 
+log = logging.getLogger(__name__)
+
 MAX_DOCUMENT = 64 << 20
 """Bytes; a longer document is not ours."""
 
 _M = TypeVar("_M", bound=BaseModel)
+_T = TypeVar("_T")
+
+
+def read_twice(read: Callable[[], _T]) -> _T:
+    """``read``, and once more when it raises Corrupt: what was altered on its way is whole then, what is damaged stays so."""
+    try:
+        return read()
+    except Corrupt as error:
+        log.warning("%s: it is read again", error)
+        return read()
 
 
 def dump(model: BaseModel) -> bytes:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from blake3 import blake3
@@ -34,7 +34,7 @@ from savedworker.model.transitions import apply
 from savedworker.store.backend import Store
 from savedworker.store.base import ObjectInfo, Version
 from savedworker.store.chunks import ChunkStore
-from savedworker.store.documents import dump, load
+from savedworker.store.documents import dump, load, read_twice
 from savedworker.store.sealing import ALLOW_PLAIN, PLAIN, Kind, Sealer
 
 log = logging.getLogger(__name__)
@@ -127,12 +127,16 @@ class WorkerStore:
 
     def load_spec(self) -> WorkerSpec:
         """The worker's spec. Raises NotFound when there is no such worker, NoKey when it is sealed and the key is missing."""
+        return read_twice(self._load_spec)
+
+    def _load_spec(self) -> WorkerSpec:
         try:
             data = self.store.get(self._spec_key).data
         except NotFound:
             raise self._no_worker() from None
-        plain = self._found_sealer(data).open("spec", self._spec_key, data)
-        spec = load(WorkerSpec, plain, self._spec_key)
+        sealer = self._sealer or self.store.sealing.find(self.id, self._spec_key, data)
+        spec = load(WorkerSpec, sealer.open("spec", self._spec_key, data), self._spec_key)
+        self._sealer = sealer
         return self._own(spec.id, spec)
 
     def create_record(self, record: WorkerRecord) -> Held:
@@ -141,6 +145,9 @@ class WorkerStore:
 
     def load_record(self) -> Held:
         """The record as it is now. Raises NotFound when there is no such worker."""
+        return read_twice(self._load_record)
+
+    def _load_record(self) -> Held:
         try:
             found = self.store.get(self._record_key)
         except NotFound:
@@ -250,6 +257,9 @@ class WorkerStore:
 
         With the ``digest`` that the record has of it, one that was altered is Corrupt also where nothing is sealed.
         """
+        return read_twice(partial(self._load_manifest, number, digest))
+
+    def _load_manifest(self, number: str, digest: str) -> Manifest:
         key = self._manifest_key(number)
         try:
             data = self.store.get(key).data

@@ -7,24 +7,35 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from savedworker.agent.relay import airflow
 from savedworker.agent.relay.airflow import AirflowRelay, ConclusionNote, Identity, Ties
-from savedworker.agent.relay.journal import CALLS_KEPT, Journal, Tape, digest
+from savedworker.agent.relay.journal import (
+    BODY_KEPT,
+    CALLS_KEPT,
+    READ_BODIES_KEPT,
+    READS_KEPT,
+    Journal,
+    Tape,
+    digest,
+)
 from savedworker.agent.relay.tokens import TokenNote, Tokens
 from savedworker.model.errors import Unreachable
 from savedworker.model.spec import RelaySpec
 from tests.agent.fake_execution_api import TASK, FakeApi, jwt
+from tests.certificates import make_certificates
 
 
 class Bed:
     """A relay, the API behind it, and the notes in the store."""
 
-    def __init__(self) -> None:
-        self.api = FakeApi()
+    def __init__(self, api: FakeApi | None = None, authorities: str = "") -> None:
+        self.api = api or FakeApi()
+        self.authorities = authorities
         self.notes: dict[str, bytes] = {airflow.TOKEN: TokenNote(token=jwt()).model_dump_json().encode()}
         self.holds = True
         self.said: list[str] = []
@@ -35,7 +46,7 @@ class Bed:
 
     def begin(self, incarnation: int, restored: str | None = None) -> AirflowRelay:
         """The relay of one more incarnation."""
-        spec = RelaySpec(kind="airflow", upstream=self.api.url, task=TASK)
+        spec = RelaySpec(kind="airflow", upstream=self.api.url, task=TASK, authorities=self.authorities)
         ties = Ties(incarnation, self.notes.get, self.keep, lambda: self.holds, self.conclude)
         self.relay = AirflowRelay(spec, ties, ("127.0.0.1", 0))
         self.relay.restored(restored)
@@ -89,6 +100,16 @@ class Bed:
 
     def push(self, value: Any, key: str = "k") -> int:
         return self.ask("POST", f"/xcoms/d/r/t/{key}?map_index=-1", value)[0]
+
+    def put(self, value: Any, name: str = "kept") -> None:
+        """Write a Variable."""
+        assert self.ask("PUT", f"/variables/{name}", value)[0] == 204
+
+    def get(self, name: str = "kept") -> Any:
+        """Read a Variable; None if there is none."""
+        status, value = self.ask("GET", f"/variables/{name}")
+        assert status in (200, 404)
+        return value
 
     def trigger(self, number: int) -> int:
         return self.ask("POST", "/dag-runs/d/r", {"conf": number})[0]
@@ -165,6 +186,37 @@ def test_a_note_that_cannot_be_read_leaves_the_token_that_there_is() -> None:
     assert tokens.best().endswith(".a")
 
 
+# TLS ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_api_server_whose_certificate_is_signed_by_the_deployment_s_own_authority(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, "127.0.0.1")
+    bed = Bed(FakeApi(made.context()), made.authority.read_text())
+    try:
+        assert bed.run_task()[0] == 200
+        assert bed.heartbeat() == 204
+    finally:
+        bed.relay.stop()
+        bed.api.stop()
+
+
+@pytest.mark.parametrize("what", ["another authority", "another name", "none"])
+def test_nothing_is_told_to_who_is_not_the_api_server(tmp_path: Path, what: str) -> None:
+    made = make_certificates(tmp_path, "127.0.0.2" if what == "another name" else "127.0.0.1")
+    known = {"another authority": make_certificates(tmp_path / "other", "127.0.0.1"), "another name": made}
+    bed = Bed(FakeApi(made.context()), known[what].authority.read_text() if what in known else "")
+    try:
+        thread, found = bed.later("GET", "/variables/x")
+        eventually(lambda: airflow.HEARTBEAT in bed.notes, "it waits, and says so")
+        assert not bed.api.requests
+        assert not found
+        bed.relay.stop()
+        thread.join(10)
+    finally:
+        bed.relay.stop()
+        bed.api.stop()
+
+
 # Heartbeats -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +228,45 @@ def test_a_held_task_is_kept_alive_by_its_relay(bed: Bed, monkeypatch: pytest.Mo
     before = len(bed.api.calls("heartbeat"))
     eventually(lambda: len(bed.api.calls("heartbeat")) >= before + 2, "heartbeats while it is frozen")
     assert bed.api.calls("heartbeat")[-1][2] == {"pid": 12, "hostname": "h"}
+
+
+def test_a_task_that_waits_for_an_answer_is_kept_alive_by_its_relay(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow's supervisor does one thing at a time: it sends no heartbeat while a call of the task's takes its time."""
+    monkeypatch.setattr(airflow, "HEARTBEAT_EVERY", 0.1)
+    bed.begin(1)
+    bed.run_task(pid=12)
+    bed.api.hold_up("slow")
+    thread, found = bed.later("GET", "/variables/slow")
+    eventually(lambda: len(bed.api.calls("heartbeat")) >= 2, "heartbeats meanwhile")
+    assert not found
+    bed.api.paused.set()
+    thread.join(10)
+    time.sleep(0.3)
+    before = len(bed.api.calls("heartbeat"))
+    time.sleep(0.5)
+    assert len(bed.api.calls("heartbeat")) == before, "it speaks for itself again"
+
+
+def test_no_heartbeat_follows_the_word_that_ends_the_task(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was under way is waited for: Airflow would answer it that the task should not run any more."""
+    monkeypatch.setattr(airflow, "HEARTBEAT_EVERY", 0.05)
+    bed.begin(1)
+    bed.run_task()
+    bed.api.hold_up("heartbeat")
+    bed.relay.hold("1-1")
+    eventually(lambda: bed.api.calls("heartbeat"), "one is under way")
+    bed.relay.thawed()
+    thread, _ = bed.later("PATCH", f"/task-instances/{TASK}/state", {"state": "success"})
+    eventually(lambda: bed.said, "it is in the record")
+    assert not bed.api.calls("state")
+    bed.api.paused.set()
+    thread.join(10)
+    bed.relay.hold("1-2")
+    time.sleep(0.3)
+    kinds = [x[1].rsplit("/", 1)[-1] for x in bed.api.requests]
+    assert kinds[-1] == "state"
 
 
 def test_an_api_server_that_is_away_does_not_end_the_task_and_that_it_lives_is_told(bed: Bed) -> None:
@@ -423,6 +514,187 @@ def test_a_call_that_failed_is_made_again(bed: Bed) -> None:
     assert bed.triggered() == [1, 1]
 
 
+def test_a_failed_call_that_comes_again_hides_none_of_those_after_it(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    bed.api.status["r"] = 409
+    bed.trigger(1)
+    bed.api.status.clear()
+    bed.trigger(2)
+    bed.begin(2, restored="1-1")
+    bed.trigger(1)
+    bed.trigger(2)
+    assert bed.triggered() == [1, 2, 1]
+
+
+def test_a_failed_call_that_succeeds_when_it_comes_again_is_known_from_then_on(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    bed.api.status["r"] = 409
+    bed.trigger(1)
+    bed.api.status.clear()
+    bed.begin(2, restored="1-1")
+    assert bed.trigger(1) == 204
+    bed.begin(3, restored="1-1")
+    assert bed.trigger(1) == 204
+    assert bed.triggered() == [1, 1]
+
+
+def test_a_checkpoint_while_a_call_that_came_again_waits_for_its_answer() -> None:
+    kept: list[Tape] = []
+    journal = Journal(None, kept.append)
+    journal.mark("1-1")
+    journal.committed("1-1", {"1-1"})
+    journal.note("a", 409, "", None)
+    journal.restored("1-1")
+    assert journal.repeated("a") is not None
+    journal.mark("2-1")
+    journal.committed("2-1", {"2-1"})
+    journal.note("a", 204, "", b"", again=True)
+    assert kept[-1].calls == ()
+
+
+# What is read again ---------------------------------------------------------------------------------------------------
+
+
+def test_after_a_loss_a_task_reads_what_it_had_written_before_the_checkpoint(bed: Bed) -> None:
+    """Written, saved, and overwritten before the loss: the task that goes on from the checkpoint has only written the first value."""
+    bed.checkpoint("1-0")
+    bed.put("first")
+    bed.checkpoint("1-1")
+    assert bed.get() == "first"
+    bed.put("second")
+    assert bed.get() == "second"
+    bed.put("third")
+    bed.begin(2, restored="1-1")
+    assert bed.api.variables["kept"] == "third"
+    assert bed.get() == "first"
+    bed.put("second")
+    assert bed.get() == "second"
+    bed.put("third")
+    assert bed.get() == "third", "from here on it is new"
+    assert bed.api.variables["kept"] == "third"
+
+
+def test_a_counter_that_was_counted_up_before_the_loss_is_counted_up_once(bed: Bed) -> None:
+    bed.put(5)
+    bed.checkpoint("1-1")
+    bed.put(bed.get() + 1)
+    bed.begin(2, restored="1-1")
+    bed.put(bed.get() + 1)
+    assert bed.get() == 6
+
+
+def test_what_was_not_there_is_not_there_again(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    assert bed.get() is None
+    bed.put("made")
+    bed.begin(2, restored="1-1")
+    assert bed.get() is None
+
+
+def test_a_loss_in_the_middle_of_the_call_that_overwrites(bed: Bed) -> None:
+    """Airflow has the new value, and nobody was told: what was read before it is on the tape already."""
+    bed.put("first")
+    bed.checkpoint("1-1")
+    assert bed.get() == "first"
+    bed.api.hold_up("kept")
+    bed.later("PUT", "/variables/kept", "second")
+    eventually(lambda: bed.api.requests[-1][2] == "second", "it is under way")
+    tape = bed.notes[airflow.JOURNAL]
+    bed.api.paused.set()
+    eventually(lambda: bed.api.variables["kept"] == "second", "and done")
+    eventually(lambda: bed.notes[airflow.JOURNAL] != tape, "and noted, which the loss undoes here")
+    bed.notes[airflow.JOURNAL] = tape
+    bed.begin(2, restored="1-1")
+    assert bed.get() == "first"
+
+
+def test_reads_alone_cost_no_note(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    before = len(bed.order)
+    for _ in range(5):
+        bed.get()
+    assert len(bed.order) == before
+    bed.put(1)
+    assert len(bed.order) == before + 2, "once before what overwrites, once after it"
+    bed.put(2)
+    assert len(bed.order) == before + 3
+
+
+def test_how_often_something_is_looked_at_hides_no_call_with_an_effect(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    for _ in range(3):
+        bed.get()
+    bed.trigger(1)
+    bed.begin(2, restored="1-1")
+    for _ in range(5):
+        bed.get()
+    bed.get("kept_other")
+    bed.trigger(1)
+    bed.begin(3, restored="1-1")
+    bed.trigger(1)
+    assert bed.triggered() == [1]
+
+
+def test_reads_before_the_checkpoint_are_not_those_after_it(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    assert bed.get() is None
+    bed.checkpoint("1-2", kept=("1-1",))
+    bed.put("made")
+    bed.begin(2, restored="1-2")
+    bed.put("made")
+    assert bed.get() == "made"
+    bed.begin(3, restored="1-1")
+    assert bed.get() is None, "the older checkpoint is from before it"
+
+
+def test_connections_are_asked_for_anew_and_leave_no_secret_on_the_tape(bed: Bed) -> None:
+    bed.checkpoint("1-1")
+    for _ in range(2):
+        bed.ask("GET", "/connections/suite")
+        bed.put(1)
+    assert len(Tape.model_validate_json(bed.notes[airflow.JOURNAL]).calls) == 2
+    bed.begin(2, restored="1-1")
+    bed.ask("GET", "/connections/suite")
+    assert len(bed.api.calls("suite")) == 3
+
+
+def test_how_many_there_are_is_what_it_was(bed: Bed) -> None:
+    def count() -> str:
+        connection = http.client.HTTPConnection(*bed.relay.address, timeout=10)
+        connection.request("HEAD", "/execution/xcoms/d/r/t/k")
+        answer = connection.getresponse()
+        connection.close()
+        return answer.getheader("Content-Range") or ""
+
+    bed.checkpoint("1-1")
+    assert count() == "map_indexes 0"
+    bed.put(1)
+    bed.begin(2, restored="1-1")
+    assert count() == "map_indexes 0"
+    bed.put(1)
+    assert count() == "map_indexes 1"
+
+
+def test_of_long_answers_only_so_much_is_kept_and_the_rest_is_asked_for_again() -> None:
+    kept: list[Tape] = []
+    journal = Journal(None, kept.append)
+    journal.mark("1-1")
+    journal.committed("1-1", {"1-1"})
+    for i in range(READS_KEPT + 5):
+        journal.note_read(digest("GET", f"/{i}", b""), 200, "", "", b"x" * BODY_KEPT)
+    journal.note(digest("PUT", "/x", b""), 200, "", b"")
+    assert len(kept[-1].model_dump_json()) < 2 * READ_BODIES_KEPT
+    again = Journal(kept[-1], kept.append)
+    again.restored("1-1")
+    first, last = (again.reread(digest("GET", f"/{i}", b"")) for i in (0, READS_KEPT - 1))
+    assert first is not None
+    assert first.body is not None
+    assert last is not None
+    assert last.body is None
+    assert again.reread(digest("GET", f"/{READS_KEPT}", b"")) is None
+    assert again.repeated(digest("PUT", "/x", b"")) is not None
+
+
 def test_a_checkpoint_that_came_to_nothing_leaves_no_mark(bed: Bed) -> None:
     bed.checkpoint("1-1")
     bed.trigger(1)
@@ -446,3 +718,16 @@ def test_the_journal_is_bounded_and_then_knows_less() -> None:
     again.restored("1-1")
     assert again.repeats == 0
     assert again.repeated(digest("POST", "/x", b"0")) is None
+
+
+def test_a_note_that_arrives_altered_is_asked_for_once_more_before_it_is_given_up(bed: Bed) -> None:
+    whole = bed.notes[airflow.TOKEN]
+    altered = whole[:5] + b"\x80" + whole[6:]
+    answers: list[bytes] = []
+    ties = Ties(2, lambda _: answers.pop(0) if answers else None, bed.keep, lambda: True, bed.conclude)
+    relay = AirflowRelay(RelaySpec(kind="airflow", upstream=bed.api.url, task=TASK), ties, ("127.0.0.1", 0))
+    answers[:] = [altered, whole]
+    assert relay._read(airflow.TOKEN, TokenNote) == TokenNote.model_validate_json(whole)
+    answers[:] = [altered, altered]
+    assert relay._read(airflow.TOKEN, TokenNote) is None
+    assert answers == []

@@ -98,6 +98,51 @@ def test_the_worker_is_frozen_at_the_deadline_thawed_by_a_proof_and_killed_a_ter
     assert bed.client.status().killed_by_lease
 
 
+def test_after_a_pause_of_the_whole_machine_a_busy_worker_gets_no_more_than_milliseconds(
+    tmp_path: Path,
+) -> None:
+    """Shim and worker stand still for longer than lease and grace, and go on in the same moment: whoever is first."""
+    host = Cgroup(f"/savedworker-test/{os.getpid()}-{time.monotonic_ns()}")
+    bed = Bed(tmp_path, f"{host.path}/worker")
+    try:
+        Path(f"/sys/fs/cgroup/freezer{host.path}").mkdir(parents=True, exist_ok=True)
+        Path(f"/sys/fs/cgroup/freezer{host.path}/cgroup.procs").write_text(str(bed.pid))
+        bed.client.lease(lease_clock() + 1.0, 0.5)
+        bed.start("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait")
+        assert eventually(lambda: len(bed.cgroup.pids()) >= 9)
+        host.freeze()
+        assert eventually(host.frozen)
+        until = lease_clock() + 2.0
+        assert eventually(lambda: lease_clock() > until)
+        used = bed.cgroup.cpu_seconds()
+        host.thaw()
+        assert eventually(lambda: not bed.cgroup.pids())
+        assert bed.cgroup.cpu_seconds() - used < 0.03
+        assert bed.client.status().killed_by_lease
+    finally:
+        host.thaw()
+        bed.cgroup.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(bed.pid, signal.SIGKILL)
+        bed.cgroup.remove()
+        assert eventually(lambda: not host.pids())
+        host.remove()
+
+
+def test_the_shim_comes_before_everything_else_and_its_worker_does_not(bed: Bed) -> None:
+    bed.client.lease(lease_clock() + 60, 60)
+    bed.start(TICKER)
+    assert eventually(lambda: bed.size() > 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        pytest.skip("this machine allows nobody to come first")
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    assert os.sched_getscheduler(bed.pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+    policies = {os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK for pid in bed.cgroup.pids()}
+    assert policies == {os.SCHED_OTHER}
+
+
 def test_a_thaw_by_somebody_else_after_the_deadline_does_not_last(bed: Bed) -> None:
     bed.client.lease(lease_clock() + 0.3, 30.0)
     bed.start(TICKER)

@@ -21,10 +21,10 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
     (tmp_path / "state").mkdir()
 
-    def start(command: str, restarts: int = 3) -> subprocess.Popen[str]:
+    def start(command: str, restarts: int = 3, first_pause: float = 0.01) -> subprocess.Popen[str]:
         program = (
             "import sys; from pathlib import Path; from savedworker.agent.supervisor import supervise;"
-            f"sys.exit(supervise(['sh', '-c', {command!r}], Path('state'), restarts={restarts}, first_pause=0.01, patience=1.0))"
+            f"sys.exit(supervise(['sh', '-c', {command!r}], Path('state'), restarts={restarts}, first_pause={first_pause}, patience=1.0))"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", program],
@@ -103,6 +103,23 @@ def test_a_sigterm_reaches_every_later_life_once_that_can_hear_it(
     )
     assert process.communicate(timeout=30)[0] == "told\n"
     assert process.returncode == 0
+
+
+def test_a_sigterm_between_two_lives_ends_the_pause_in_which_the_notice_would_be_used_up(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+):
+    process = started(
+        'echo "$(( $(cat lives 2>/dev/null) + 1 ))" >lives.new; mv lives.new lives; [ "$(cat lives)" -lt 7 ] && exit 1;'
+        " trap 'echo told; exit 0' TERM; while :; do sleep 0.01; done",
+        restarts=9,
+        first_pause=0.25,
+    )
+    lives = tmp_path / "lives"
+    until(lambda: lives.exists() and lives.read_text() == "6\n")
+    told = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30)[0] == "told\n"
+    assert time.monotonic() - told < 6, "the pause after the sixth crash is 8 s"
 
 
 def test_an_agent_that_has_nothing_to_save_yet_is_not_started_again_after_sigterm(

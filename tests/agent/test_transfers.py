@@ -9,8 +9,12 @@ import pytest
 
 from savedworker.agent.inputs import fetch, inside
 from savedworker.agent.outputs import publish
-from savedworker.model.errors import BadSpec, Fenced
+from savedworker.model.errors import BadSpec, Fenced, SavedWorkerError
 from savedworker.model.spec import Input, Output
+from savedworker.store import places
+from tests.store.conftest import BUCKET, FaultyProxy, proxy, s3_endpoint
+
+__all__ = ["proxy", "s3_endpoint"]  # fixtures
 
 
 def quiet() -> None:
@@ -136,3 +140,38 @@ def test_who_lost_the_lease_while_it_staged_publishes_nothing(rootfs: Path, tmp_
     with pytest.raises(Fenced):
         put(rootfs, f"/etc/shadow:file://{tmp_path}/one", f"/etc:file://{tmp_path}/two", prove=lost)
     assert sorted(x.name for x in tmp_path.iterdir()) == ["rootfs"]
+
+
+def test_outputs_become_visible_in_the_order_given_so_that_the_last_one_can_say_that_all_are_there(
+    rootfs: Path, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    out = rootfs / "out"
+    out.mkdir()
+    (out / "large").write_bytes(b"x" * places.HELD_LEAST)
+    for n in range(20):
+        (out / f"small-{n}").write_text("s")
+    (rootfs / "_SUCCESS").write_text("")
+    (rootfs / "other").write_text("o")
+    to = f"s3://{BUCKET}/{rootfs.parent.name}"
+    put(rootfs, f"/out:{to}/out/", f"/other:{to}/other", f"/_SUCCESS:{to}/_SUCCESS")
+    shown = [path for method, path in proxy.requests if method == "POST" and "uploadId=" in path]
+    shown += [path for method, path in proxy.requests if method == "PUT" and "uploadId=" not in path]
+    assert len(shown) == 23
+    order = [path.partition("?")[0] for _, path in proxy.requests if path in shown]
+    assert order[-2:] == [f"/{BUCKET}/{rootfs.parent.name}/{name}" for name in ("other", "_SUCCESS")]
+
+
+@pytest.mark.parametrize("broken", ["first", "second"])
+def test_where_one_output_cannot_be_made_visible_none_after_it_is(
+    rootfs: Path, tmp_path: Path, broken: str
+) -> None:
+    """A folder stands where a file is to go: that shows only when it is renamed."""
+    for name in ("first", "second", "done"):
+        (rootfs / name).write_text(name)
+    (tmp_path / "to" / broken).mkdir(parents=True)
+    outputs = [f"/{name}:file://{tmp_path}/to/{name}" for name in ("first", "second", "done")]
+    with pytest.raises(SavedWorkerError):
+        put(rootfs, *outputs)
+    assert tree(tmp_path / "to") == ({} if broken == "first" else {"first": "first"})
+    assert not list((tmp_path / "to").glob(".savedworker-*"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -384,6 +386,58 @@ def test_three_moves_cost_no_try_and_no_callback_also_when_the_scheduler_is_kill
     assert beside.tries() == [(1, "failed"), (2, "success")]
     assert beside.ticks() == list(range(60))
     assert len(engine.client.record(other).incarnations) == 2
+
+
+HOLDS_WHAT_CANNOT_BE_SAVED = """
+exec python3 -u - <<'END'
+import os, socket, time
+first = not os.path.exists("/shared/begun")
+open("/shared/begun", "w").close()
+outside = socket.socket(socket.AF_UNIX)
+if first:
+    outside.connect("/shared/outside.socket")
+number = 0
+while first or number < 5:
+    print("tick", number)
+    with open("/shared/ticks", "a") as file:
+        print(number, file=file)
+    number += 1
+    time.sleep(0.5)
+END
+"""
+"""Its first life has no end, and a connection to a process outside; its second comes to one."""
+
+
+def test_a_reclaim_whose_checkpoint_fails_is_a_loss_that_costs_no_try_and_shows_no_exit_code(
+    engine: Engine,
+) -> None:
+    """C31: nothing of it can be saved when its instance goes, so that it begins again, by the product's policy and not by a retry."""
+    run = engine.run("worker_plain", HOLDS_WHAT_CANNOT_BE_SAVED)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(run.volume / "outside.socket"))
+        listening.listen()
+        listening.settimeout(180)
+        connection, _ = listening.accept()
+        worker = run.running(ticks=3)
+        run.wait_for("deferred")
+        eventually(
+            lambda: "outside" in str(engine.client.record(worker).unprotected_reasons),
+            60,
+            "it is said that the worker is not protected",
+        )
+        engine.client.preempt(worker, 6.0)
+        eventually(lambda: len(engine.client.record(worker).incarnations) == 2, 120, "it begins again")
+        connection.close()
+    assert run.ended() == "success"
+    assert (run.tries(), run.callbacks()) == ([(1, "success")], ["success 1"])
+    report = engine.airflow.xcom("worker_plain", run.id, "work")
+    assert (report["migrations"], report["cold_starts"], report["exit_code"]) == (0, 1, 0)
+    assert report["incarnations"][0]["end_reason"] == "notice"
+    log = "\n".join(run.log())
+    for said in ("checkpoint 1-1 failed", "ended without a new checkpoint", "started from nothing"):
+        assert said in log
+    assert "exit code 0" in log
+    assert not re.search(r"exit (code|status) (1[0-9][0-9])", log)
 
 
 def alive(pid: int) -> bool:

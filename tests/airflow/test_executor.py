@@ -29,6 +29,7 @@ from savedworker.model.errors import BadSpec, SavedWorkerError
 from savedworker.model.record import Reason, WorkerRecord
 from tests.agent.fake_execution_api import FakeApi
 from tests.airflow.conftest import Hand, HandFleet
+from tests.certificates import make_certificates
 
 
 class Bed:
@@ -286,6 +287,26 @@ def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found.max_migrations, found.max_cold_starts, found.upstream) == (None, 1, "u")
 
 
+def test_tasks_trust_the_api_server_that_airflow_s_own_tasks_would_trust(tmp_path: Path) -> None:
+    made, other = make_certificates(tmp_path, "127.0.0.1"), make_certificates(tmp_path / "o", "127.0.0.1")
+    both = tmp_path / "with-key.pem"
+    both.write_text(made.key.read_text() + made.server.read_text())
+
+    class Conf(dict[str, str]):
+        def get(self, section: str, key: str, **kwargs: Any) -> Any:  # type: ignore[override]
+            return super().get(f"{section}.{key}", kwargs.get("fallback"))
+
+    given = {"savedworker.store": "/s", "api.ssl_cert": str(both), "api.ssl_ca_file": str(other.authority)}
+    found = read_settings(Conf(given), "u").authorities
+    assert made.server.read_text().strip() in found
+    assert other.authority.read_text().strip() in found
+    assert "KEY" not in found
+    assert read_settings(Conf({"savedworker.store": "/s"}), "u").authorities == ""
+    for bad in (made.key, tmp_path / "missing"):
+        with pytest.raises(BadSpec, match="ssl_cert"):
+            read_settings(Conf({"savedworker.store": "/s", "api.ssl_cert": str(bad)}), "u")
+
+
 # How tasks end --------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +386,53 @@ def test_lost_after_it_concluded_what_it_said_is_delivered(bed: Bed) -> None:
     assert bed.client.record(hand.id).reason is Reason.LOST
     assert len(bed.fleet.launches) == 1, "it is not restored"
     assert "failed" not in bed.events()
+
+
+@pytest.mark.parametrize("state", ["success", "deferred"])
+def test_one_that_ended_well_and_was_answered_nothing_but_errors_is_delivered(bed: Bed, state: str) -> None:
+    """Airflow's supervisor tries some times, gives up, and ends with status 0."""
+    workload, hand = bed.begin()
+    conclude(hand, state)
+    hand.end()
+    bed.api.status["state"] = 500
+    bed.round(4)
+    assert bed.events() == []
+    assert str(workload.ti.id) in bed.kept_alive
+    bed.api.status.clear()
+    bed.executor._tracker.visit(bed.task())  # type: ignore[union-attr]
+    bed.rows[str(workload.ti.id)] = Row(state, "e1", 1.0)
+    assert bed.api.calls("state")[-1][2] == {"state": state}
+    bed.round(2)
+    assert bed.events() == (["success"] if state == "success" else [])
+    assert not bed.executor.running
+
+
+@pytest.mark.parametrize("row", [Row("deferred", "e1", 1.0), Row("running", "e2", 1.0), None])
+def test_what_airflow_has_heard_is_not_delivered_to_who_runs_next(bed: Bed, row: Row | None) -> None:
+    """Lost right after a deferral that was over at once: the same task instance runs again, and must not be deferred again."""
+    workload, hand = bed.begin()
+    conclude(hand, "deferred")
+    hand.vanish()
+    bed.rows.pop(str(workload.ti.id))
+    if row is not None:
+        bed.rows[str(workload.ti.id)] = row
+    bed.round(4)
+    assert not bed.api.calls("state")
+    assert bed.events() == []
+    assert workload.key not in bed.executor.running
+
+
+def test_what_was_delivered_is_no_failure_of_who_runs_next(bed: Bed) -> None:
+    workload, hand = bed.begin()
+    conclude(hand, "deferred")
+    hand.vanish()
+    bed.round()
+    assert bed.task().deliver
+    bed.executor._tracker.visit(bed.task())  # type: ignore[union-attr]
+    assert len(bed.api.calls("state")) == 1
+    bed.rows[str(workload.ti.id)] = Row("running", "e2", 1.0)
+    bed.round(2)
+    assert bed.events() == []
 
 
 def test_what_airflow_refuses_is_not_delivered_for_ever(bed: Bed) -> None:

@@ -1,14 +1,24 @@
-"""C14: a deferred task on AWS Batch whose triggerer dies. AWS is moto, a stand-in."""
+"""Tasks on AWS Batch: C14, a triggerer dies; C58, no queue has anything. AWS is moto, a stand-in."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import logging
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
 
+from airflow_provider_savedworker.follow import Follower
+from airflow_provider_savedworker.hooks.saved_worker import SavedWorkerHook
+from airflow_provider_savedworker.operators.saved_worker import SavedWorkerOperator
 from airflow_provider_savedworker.triggers import saved_worker
 from airflow_provider_savedworker.triggers.saved_worker import SavedWorkerTrigger
 from savedworker.controller.client import Client
@@ -16,7 +26,7 @@ from savedworker.model import events as ev
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
 from savedworker.store.worker import WorkerStore
-from tests.airflow.conftest import make_context
+from tests.airflow.conftest import Lines, make_context
 from tests.airflow.test_trigger import first_event, until
 from tests.fleet.aws.conftest import Cloud, aws, cloud, moto_server
 
@@ -73,3 +83,48 @@ def test_a_triggerer_that_is_killed_while_the_task_is_deferred_leaves_one_job_fo
     assert len(cloud.made("submit_job")) == 1
     assert len(cloud.jobs()) == 1
     assert client().record("w").state == "succeeded"
+
+
+def test_a_task_that_finds_no_queue_says_why_it_waits_and_fails_with_no_capacity_in_its_first_try(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C58, with the default limits and a clock that the test moves: every wait stands in the task's log."""
+    cloud.queues("spot", "on-demand")
+    fleet = cloud.batch_fleet()
+    client = Client(open_store(str(tmp_path / "store")), fleets=lambda _: fleet)
+    passed = [0.0]
+    start = datetime.now(UTC)
+    monkeypatch.setattr(client.controller, "_clock", lambda: passed[0])
+    monkeypatch.setattr(client.controller, "_now", lambda: start + timedelta(seconds=passed[0]))
+    monkeypatch.setattr(SavedWorkerHook, "store", property(lambda self: client.store.url))
+    monkeypatch.setattr(SavedWorkerHook, "get_client", lambda self: client)
+    monkeypatch.setattr(SavedWorkerHook, "_fields", property(lambda self: {}))
+    task = SavedWorkerOperator(task_id="train", command=["train"], fleet="batch", deferrable=True)
+    context = make_context()
+    with pytest.raises(TaskDeferred) as deferred:
+        type(task).execute.__wrapped__(task, context)  # type: ignore[attr-defined]
+    worker = str(deferred.value.trigger.worker)
+    lines = Lines()
+    follower = Follower(client, worker, lines, clock=lambda: passed[0])
+    reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - All compute environments have insufficient capacity"
+    while not follower.step().done and passed[0] < 7200:
+        for job in cloud.jobs():
+            if job.stop:
+                cloud.job(job.job_id, "FAILED", job.job_stopped_reason)
+            elif job.status == "SUBMITTED":
+                cloud.job(job.job_id, "RUNNABLE", reason)
+        passed[0] += 20
+    told = "\n".join(lines.of(""))
+    assert f"RUNNABLE: {reason}" in told
+    assert "on-demand is next (no spot capacity for 10m" in told
+    assert {x["jobQueue"] for x in cloud.made("submit_job")} == {"spot", "on-demand"}
+    record = client.record(worker)
+    assert (record.state, record.reason, record.moves) == ("failed", "no_capacity", 0)
+    assert 1800 <= passed[0] < 2400
+    assert all(job.stop for job in cloud.jobs())
+    event = {"worker": worker, "store": client.store.url}
+    with pytest.raises(AirflowException, match="failed: no_capacity") as failed:
+        task.resume_execution("execute_complete", {"event": event}, context)
+    assert not isinstance(failed.value, AirflowFailException | AirflowTaskTimeout)
+    assert "exit code" not in str(failed.value)
+    assert any(level >= logging.WARNING and "gave up: no_capacity" in text for level, _, text in lines)

@@ -312,6 +312,56 @@ def test_a_failure_soon_after_a_restore_is_marked(client: Client, fleet: HandFle
         finish(client, fleet, end)
 
 
+FAILED_DUMPS = (
+    "No space left on device (/var/lib/savedworker/w/images)",
+    "the deadline came before the checkpoint was committed",
+    "pid 7 has /dev/fuse open, which cannot be saved",
+)
+
+
+def loses_its_instance_unsaved(hand: Hand, why: str) -> None:
+    """A notice, a checkpoint that fails, and the instance is gone."""
+    hand.fenced(ev.NoticeReceived, id="n", source="ec2", seconds_left=120)
+    hand.fenced(ev.CheckpointFailed, number="1-1", detail=why)
+    hand.fenced(ev.Yielded, detail=why)
+    hand.vanish()
+
+
+@pytest.mark.parametrize("why", FAILED_DUMPS)
+def test_an_instance_that_goes_after_a_failed_checkpoint_is_replaced_and_the_try_goes_on(
+    why: str, client: Client, fleet: HandFleet
+) -> None:
+    """C31: a preemption without a checkpoint, told as that, and no code of its own."""
+
+    def end(hand: Hand) -> None:
+        loses_its_instance_unsaved(hand, why)
+        hand.begin()
+        hand.end(exit_code=0)
+
+    report, _ = finish(client, fleet, end)
+    assert (report["state"], report["exit_code"], report["reason"]) == ("succeeded", 0, None)
+    assert (report["migrations"], report["cold_starts"]) == (0, 1)
+    assert why in [x["detail"].partition(": ")[2] for x in report["timeline"]]
+
+
+@pytest.mark.parametrize("why", FAILED_DUMPS)
+def test_a_worker_that_may_not_begin_again_after_a_failed_checkpoint_fails_with_a_reason_and_no_code(
+    why: str, client: Client, fleet: HandFleet
+) -> None:
+    """C31: the engine's own retries then apply, as to any failure."""
+
+    def end(hand: Hand) -> None:
+        loses_its_instance_unsaved(hand, why)
+        client.reconcile(hand.id)
+
+    with pytest.raises(AirflowException, match="failed: migration_budget") as caught:
+        finish(client, fleet, end, max_migrations=0)
+    assert not isinstance(caught.value, AirflowFailException)
+    assert "exit code" not in str(caught.value)
+    (worker,) = client.list()
+    assert (worker.exit_code, worker.signal) == (None, None)
+
+
 def test_a_task_that_is_resumed_before_its_worker_ended_defers_again(
     client: Client, fleet: HandFleet
 ) -> None:

@@ -82,6 +82,10 @@ class Bed:
             self.machines[name].interrupted = True
         self._hosts.preempt(name, notice)
 
+    def recommend(self, name: str) -> None:
+        """Recommend in the metadata of an instance to leave it (a rebalance recommendation)."""
+        self._hosts.rebalance(name)
+
     def drain(self, job: str) -> None:
         """ECS stops the container of a job whose host is reclaimed (ECS_ENABLE_SPOT_INSTANCE_DRAINING): SIGTERM."""
         self._signal(job, signal.SIGTERM)

@@ -55,6 +55,28 @@ def test_from_one_zone_of_ec2_to_another(story: Story) -> None:
 
 
 @pytest.mark.sweep
+def test_an_instance_that_is_recommended_to_be_left_has_a_spare_in_another_zone_that_takes_over(
+    story: Story,
+) -> None:
+    story.on(story.cloud.ec2_fleet(environment={"AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"]}))
+    worker = story.begin()
+    first = story.machine(worker)
+    story.bed.recommend(first)
+    record = story.until(worker, lambda r: len(r.launches) == 2 and r.launches[1].instance, "have a spare")
+    spare = str(record.launches[1].instance)
+    zones = {x["InstanceId"]: x["Placement"]["AvailabilityZone"] for x in story.cloud.instances()}
+    assert zones[spare] != zones[first]
+    story.bed.until(lambda: spare in story.bed.living(), "the spare's boot")
+    record = story.record(worker)
+    assert [x.instance for x in record.incarnations] == [first]
+    story.bed.interrupt(first, notice=60)
+    story.moved(worker, 2)
+    assert story.machine(worker) == spare
+    assert len(keys(story.finish(worker, 1))) == 2
+    assert len(story.cloud.instances()) == 2
+
+
+@pytest.mark.sweep
 def test_an_instance_of_ec2_that_is_lost_without_notice(story: Story) -> None:
     story.on(story.cloud.ec2_fleet(environment={"AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"]}))
     worker = story.begin()

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,43 @@ def test_chunks_are_fetched_from_several_threads_and_not_far_ahead(tmp_path: Pat
 
     (tmp_path / "again").mkdir()
     extract(index, fetch, tmp_path / "again", threads=4)
+    assert described(tmp_path / "again") == described(root)
+
+
+def test_small_files_do_not_wait_for_the_store_two_at_a_time(tmp_path: Path) -> None:
+    """With two threads for large chunks: a layer of many small files would take hours over a distant store."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for number in range(100):
+        (root / f"{number}").write_bytes(random.Random(number).randbytes(100))
+    (root / "large").write_bytes(random.Random(0).randbytes(9 << 20))
+    chunks = Chunks()
+    index = captured(root, chunks, tmp_path / "stage")
+    together = threading.Barrier(16, timeout=20)
+    turn = threading.Lock()
+    at_once: list[int] = []
+    large = 0
+
+    def fetch(key: str) -> bytes:
+        nonlocal large
+        data = chunks.fetch(key)
+        if len(data) == 100:
+            with turn:
+                at_once.append(1)
+                first = len(at_once) <= 16
+            if first:
+                together.wait()
+        else:
+            with turn:
+                large += 1
+                assert large <= 2
+            time.sleep(0.01)
+            with turn:
+                large -= 1
+        return data
+
+    (tmp_path / "again").mkdir()
+    extract(index, fetch, tmp_path / "again", threads=2)
     assert described(tmp_path / "again") == described(root)
 
 

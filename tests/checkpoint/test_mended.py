@@ -48,3 +48,26 @@ def test_a_periodic_checkpoint_relies_on_no_chunk_that_has_gone_or_lost_its_end(
     bench.restore()
     bench.writes_on()
     assert "same False" not in bench.text
+
+
+def test_what_a_running_worker_reads_and_finds_damaged_its_next_checkpoint_puts_again(bench: Bench) -> None:
+    """After a restore the base of the checkpoint is fetched beside the worker. Its chunks were whole a moment ago."""
+    bench.python(HOLDS, interpreter="/usr/bin/python3")
+    bench.until_output("same True\n")
+    bench.save()
+    came = bench.restore()
+    bench.chunks.keep(came.keys)
+    assert bench.manifest is not None
+    groups = [x.key for x in max(bench.manifest.memory, key=lambda x: x.size).groups]
+    dense = max(groups, key=lambda key: len(bench.chunks.get(key)))
+    (file,) = bench.folder.glob(f"store/workers/*/chunks/{dense}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    bench.saver.warm_now()
+    assert file.read_bytes() == whole, "what was read ahead relies on it"
+    second = bench.save()
+    for key in second.keys:
+        bench.chunks.get(key)
+    bench.restore()
+    bench.writes_on()
+    assert "same False" not in bench.text

@@ -82,6 +82,29 @@ def test_trouble_is_logged_and_over_the_next_time(
     assert fleet.ended == ["l-1"]
 
 
+def test_trouble_with_one_fleet_does_not_keep_the_instances_of_the_others(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+):
+    first, second, third = (Kept(name) for name in ("a", "b", "c"))
+    first.trouble, second.trouble = [Temporary("no credentials")], [ValueError("a defect")]
+    reaping(store, monkeypatch, first, second, third).round()
+    assert (first.ended, second.ended, third.ended) == ([], [], ["l-1"])
+
+
+def test_what_fleets_made_besides_is_tidied_too(store: Any, monkeypatch: pytest.MonkeyPatch):
+    tidied: list[str] = []
+
+    class Made(Kept):
+        def tidy(self, store_url: str, environment: Any, *, dry_run: bool = False) -> Sequence[str]:
+            tidied.append(store_url)
+            return ["launch template x"]
+
+    fleet = Made("spot")
+    fleet.trouble = [Temporary("AWS asks to slow down")]
+    reaping(store, monkeypatch, fleet).round()
+    assert tidied == [store.url]
+
+
 def test_it_works_beside_a_controller_and_stops_with_it(store: Any, monkeypatch: pytest.MonkeyPatch):
     fleet = Kept("spot")
     with reaping(store, monkeypatch, fleet, every=1000.0, draw=lambda: 0.0):

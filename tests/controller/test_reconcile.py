@@ -20,6 +20,60 @@ class Killed(BaseException):
     """The controller's process dies here."""
 
 
+def test_an_instance_that_was_waited_for_long_has_the_whole_time_to_boot(world: World) -> None:
+    """It is counted from the moment at which it runs, also when its fleet does not answer for a while."""
+    world.submit(placement={"wait_for_capacity": 6 * 3600.0})
+    world.reconcile()
+    (launch,) = world.record.launches
+    world.fleet.instances[launch.id] = InstanceView("pending", detail="RUNNABLE")
+    for _ in range(20):
+        world.pass_time(600)
+        world.reconcile()
+    world.fleet.instances[launch.id] = InstanceView("running")
+    world.reconcile()
+    world.pass_time(defaults.BOOT_LIMIT / 2)
+    world.fleet.trouble["describe"] = [Temporary("AWS asks to slow down")]
+    world.reconcile()
+    world.fleet.trouble.clear()
+    world.pass_time(defaults.BOOT_LIMIT / 2 - 1)
+    assert [(x.id, x.state) for x in world.reconcile().launches] == [(launch.id, "accepted")]
+    world.pass_time(1)
+    first, *_ = world.reconcile().launches
+    assert (first.outcome, first.detail) == ("failed", "its agent did not begin within 15m00s")
+
+
+def test_a_notice_that_comes_while_a_spare_is_about_to_be_ended_keeps_it(world: World) -> None:
+    """The controller has read a record in which nothing needs it any more."""
+    world.submit()
+    first = world.run()
+    world.fenced(ev.NoticeReceived, id="r", source="ec2", seconds_left=None)
+    world.reconcile()
+    spare = world.record.launches[1].id
+    for _ in range(int(world.spec.placement.spare_for or 0) // 10):
+        world.reconcile()
+        world.pass_time(10)
+        world.fenced(ev.LeaseRenewed)
+    swap = type(world.documents).swap_event
+
+    def notice_first(self: Any, held: Any, event: ev.Event) -> Any:
+        if isinstance(event, ev.LaunchEnding):
+            world.fenced(ev.NoticeReceived, id="n", source="ec2", seconds_left=120.0)
+        return swap(self, held, event)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(world.documents), "swap_event", notice_first)
+        world.reconcile()
+    world.reconcile()
+    assert [(x.id, x.state) for x in world.record.launches] == [(first, "accepted"), (spare, "accepted")]
+    assert len(world.fleet.made()) == 2
+    world.checkpoint("1-1", "notice")
+    world.fenced(ev.HandedOver, number="1-1")
+    world.take(spare, "1-1")
+    world.fenced(ev.Restored, number="1-1")
+    world.reconcile()
+    assert world.fleet.running() == [spare]
+
+
 # Launching ------------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ Trouble = Literal[
     "hang",  # no answer; the store did not see the request
     "hang_after",  # done, and no answer: what is known as a success reported as a time-out
     "truncate",  # the answer breaks off in the middle of its body
+    "altered",  # one byte in the middle of the answer's body is another one
+    "missing",  # there is no such object
     "slow",  # the answer comes after ``seconds``
     "full",  # no space is left there; the store did not see the request
     "denied",  # the credentials do not allow it (any more)
@@ -32,7 +34,7 @@ Trouble = Literal[
 TROUBLES: tuple[Trouble, ...] = (
     "503", "slow_down", "500_after", "reset", "reset_after", "hang", "hang_after", "truncate", "slow",
 )  # fmt: skip
-_AFTER = ("500_after", "reset_after", "hang_after", "truncate", "slow")
+_AFTER = ("500_after", "reset_after", "hang_after", "truncate", "altered", "slow")
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Rule:
     method: str = ".*"
     path: str = ".*"
     client: str | None = None
+    spared: frozenset[str] = frozenset()
+    """Clients that nothing is done to."""
     times: int = 1
     skip: int = 0
     seconds: float = 20.0
@@ -50,7 +54,7 @@ class Rule:
     hits: list[str] = field(default_factory=list)
 
     def applies(self, client: str, method: str, path: str) -> bool:
-        if self.times <= 0 or (self.client is not None and self.client != client):
+        if self.times <= 0 or client in self.spared or (self.client is not None and self.client != client):
             return False
         if not re.fullmatch(self.method, method) or not re.search(self.path, path):
             return False
@@ -142,6 +146,8 @@ class _Handler(socketserver.StreamRequestHandler):
                 self._refuse(507, "InsufficientStorage")
             case "denied":
                 self._refuse(403, "AccessDenied")
+            case "missing":
+                self._refuse(404, "NoSuchKey")
             case "500_after":
                 self._refuse(500, "InternalError")
             case "hang" | "hang_after":
@@ -155,6 +161,9 @@ class _Handler(socketserver.StreamRequestHandler):
             case "truncate":
                 self.wfile.write(answer[: len(answer) - (len(content) + 1) // 2])
                 return False
+            case "altered":
+                middle = len(answer) - (len(content) + 1) // 2
+                self.wfile.write(answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :])
             case "slow":
                 time.sleep(rule.seconds)
                 self.wfile.write(answer)

@@ -16,6 +16,7 @@ from savedworker.model.decisions import (
     choose_checkpoint,
     decide,
 )
+from savedworker.model.placement import Choice
 from savedworker.model.record import Launch, State, WorkerRecord
 from savedworker.model.spec import WorkerSpec, parse_spec
 from savedworker.model.transitions import apply
@@ -41,6 +42,8 @@ class Life:
         """What every call to the fleet is answered with instead of an instance: an outcome."""
         self.silent = 0.0
         self.watched = 60.0
+        self.offered: tuple[Choice, ...] = ()
+        self._running: dict[str, datetime] = {}
 
     # What happens
 
@@ -120,7 +123,14 @@ class Life:
     # What is done about it
 
     def seen(self) -> Observations:
-        return Observations(dict(self.fleet), self.silent if self.record.lease_held else 0.0, self.watched)
+        silent = self.silent if self.record.lease_held else 0.0
+        return Observations(dict(self.fleet), silent, self.watched, self.offered, self.running())
+
+    def running(self) -> dict[str, float]:
+        """For how long each instance has been seen running."""
+        runs = [x for x, view in self.fleet.items() if view.state == "running"]
+        self._running = {x: self._running.get(x, self.now) for x in runs}
+        return {x: (self.now - since).total_seconds() for x, since in self._running.items()}
 
     def decide(self) -> list[Any]:
         return list(decide(self.record, self.spec, self.seen(), self.now))
@@ -130,10 +140,10 @@ class Life:
         match action:
             case Record(event):
                 self.record = apply(self.record, event)
-            case RequestLaunch(avoid, _):
+            case RequestLaunch(avoid, _, _, spare_of):
                 self.launches += 1
                 launch = f"l{self.launches}"
-                self.tell(ev.LaunchRequested, launch=launch, avoid=avoid)
+                self.tell(ev.LaunchRequested, launch=launch, avoid=avoid, spare_of=spare_of)
                 if self.record.launch(launch):
                     self.call(launch, "pending")
             case CallFleet(launch):

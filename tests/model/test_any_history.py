@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from savedworker.model import decisions
+from savedworker.model import decisions, defaults
 from savedworker.model import events as ev
 from savedworker.model.decisions import (
     InstanceView,
+    Leave,
     Observations,
     Record,
     RequestLaunch,
@@ -40,12 +41,13 @@ class AnyHistory(RuleBasedStateMachine):
         budget=st.none() | st.integers(0, 3),
         policy=st.sampled_from(["cold_start", "fail"]),
         capacity=st.sampled_from([0, 60, 1800]),
+        spare=st.sampled_from([None, 5, 600]),
     )
-    def begin(self, budget: int | None, policy: str, capacity: float) -> None:
+    def begin(self, budget: int | None, policy: str, capacity: float, spare: float | None) -> None:
         self.life = Life(
             max_migrations=budget,
             checkpoint={"when_unrestorable": policy},
-            placement={"wait_for_capacity": capacity},
+            placement={"wait_for_capacity": capacity, "spare_for": spare},
         )
         self.numbers = 0
         self.life.settle()
@@ -64,8 +66,11 @@ class AnyHistory(RuleBasedStateMachine):
         controllers=st.booleans(),
         agents=st.sampled_from(["none", "take", "run", "run", "run"]),
         silent=st.sampled_from([0.0, 12.0, 30.0]),
+        waited=st.sampled_from([0.0, 0.0, 0.0, 700.0]),
     )
-    def the_world_goes_on(self, seconds: float, controllers: bool, agents: str, silent: float) -> None:
+    def the_world_goes_on(
+        self, seconds: float, controllers: bool, agents: str, silent: float, waited: float
+    ) -> None:
         life = self.life
         life.pass_time(seconds)
         life.silent = silent
@@ -73,12 +78,14 @@ class AnyHistory(RuleBasedStateMachine):
             for action in life.decide():
                 life.act(action)
         if agents != "none":
-            self.an_agent_asks(silent, agents == "run")
+            self.an_agent_asks(silent, agents == "run", waited)
 
-    def an_agent_asks(self, silent: float, begin: bool) -> None:
+    def an_agent_asks(self, silent: float, begin: bool, waited: float) -> None:
         life = self.life
         for launch in [x.id for x in life.record.launches]:
-            answer = may_take(life.record, life.spec, launch, silent)
+            answer = may_take(life.record, life.spec, launch, silent, waited)
+            if isinstance(answer, Leave):
+                life.tell(ev.LaunchEnding, launch=launch, outcome="surplus", detail=answer.why)
             if isinstance(answer, Take):
                 number = answer.checkpoint.number if answer.checkpoint else None
                 life.take(launch, number)
@@ -232,6 +239,14 @@ class AnyHistory(RuleBasedStateMachine):
         assert record.protected == (not record.unprotected_reasons)
 
     @invariant()
+    def a_recommendation_to_leave_costs_a_few_launches_at_most(self) -> None:
+        record = self.life.record
+        spares = [x for x in record.launches if x.spare_of]
+        assert not spares or self.life.spec.placement.spare_for
+        for notice in {x.spare_of for x in spares}:
+            assert sum(x.spare_of == notice for x in spares) <= defaults.SPARES
+
+    @invariant()
     def nobody_restores_what_has_told_its_engine_how_it_ends(self) -> None:
         record = self.life.record
         if record.concluded is not None:
@@ -286,6 +301,11 @@ class AnyHistory(RuleBasedStateMachine):
         if not life.record.state.terminal:
             leaving = life.record.notice is not None and life.record.notice.seconds_left is not None
             assert len(life.spares()) <= 1
+            recommended = life.record.notice is not None and bool(life.spec.placement.spare_for)
+            assert not life.spares() or leaving or recommended or not life.record.lease_held
+            # However long the recommendation stands, its spare goes.
+            life.pass_time(10_000)
+            life.settle()
             assert not life.spares() or leaving or not life.record.lease_held
         life.tell(ev.CancelRequested, by="the end")
         life.settle()
@@ -334,7 +354,7 @@ class Once:
     """
 
     def __init__(self) -> None:
-        self.life = Life(lease_term=10.0)
+        self.life = Life(lease_term=10.0, placement={"spare_for": 60})
         self.term = 10.0
         self.time = 0.0
         self.agents: dict[str, Agent] = {}
@@ -374,11 +394,15 @@ class Once:
         views = {x.launch: InstanceView("running" if x.alive else "ended") for x in self.agents.values()}
         silent = self.time - watcher.since if watcher.read.lease_held else 0.0
         for action in decide(watcher.read, self.life.spec, Observations(views, silent, 60.0), self.life.now):
+            if isinstance(action, Record) and action.only_now:
+                self.swap(watcher.read, action.event)
+                return
             if isinstance(action, Record):
                 self.life.record = apply(self.life.record, action.event)  # on whatever the record is by now
             elif isinstance(action, RequestLaunch):
                 launch = f"l{len(self.agents) + 1}"
-                if self.swap(watcher.read, ev.LaunchRequested(at=self.life.now, launch=launch)):
+                event = ev.LaunchRequested(at=self.life.now, launch=launch, spare_of=action.spare_of)
+                if self.swap(watcher.read, event):
                     self.agents[launch] = Agent(launch)
                     self.life.tell(ev.LaunchAccepted, launch=launch, instance=f"i-{launch}")
                 return
@@ -403,11 +427,14 @@ class Once:
         agent = self.pick(n, True)
         if agent is None or agent.read is None:
             return
-        answer = may_take(agent.read, self.life.spec, agent.launch, self.time - agent.since)
+        answer = may_take(agent.read, self.life.spec, agent.launch, self.time - agent.since, self.time)
+        if isinstance(answer, Leave):
+            event = ev.LaunchEnding(at=self.life.now, launch=agent.launch, outcome="surplus")
+            agent.alive = not self.swap(agent.read, event)
         if not isinstance(answer, Take):
             return
         number = len(agent.read.incarnations) + 1
-        event = ev.LeaseTaken(
+        taking = ev.LeaseTaken(
             at=self.life.now,
             incarnation=number,
             holder=agent.holder,
@@ -415,7 +442,7 @@ class Once:
             instance=agent.launch,
             restore_from=answer.checkpoint.number if answer.checkpoint else None,
         )
-        if self.swap(agent.read, event) and self.life.record.lease is not None:
+        if self.swap(agent.read, taking) and self.life.record.lease is not None:
             assert self.life.record.lease.holder == agent.holder
             agent.number, agent.deadline, agent.here = number, self.time + self.term, True
             self.tell(agent, ev.Started)
@@ -452,6 +479,13 @@ class Once:
             self.tell(agent, ev.NoticeReceived, id="n", source="spot", seconds_left=120)
             self.controller()
 
+    def recommendation(self, n: int) -> None:
+        """A spare is launched, which waits for the lease too."""
+        agent = self.pick(n, False)
+        if agent is not None:
+            self.tell(agent, ev.NoticeReceived, id=f"r{agent.number}", source="spot", seconds_left=None)
+            self.controller()
+
     def die(self, n: int) -> None:
         agent = self.pick(n, False)
         if agent is not None:
@@ -470,6 +504,7 @@ WEIGHTS = {
     "renewal_is_sent": 3,
     "renewal_arrives": 3,
     "notice": 3,
+    "recommendation": 2,
     "hand_over": 1,
     "die": 1,
     "pass_time": 6,

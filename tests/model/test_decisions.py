@@ -111,10 +111,163 @@ def test_a_notice_with_a_deadline_launches_the_replacement_early() -> None:
     assert life.record.state is State.RUNNING
 
 
-def test_a_rebalance_launches_nothing() -> None:
+def recommended(**spec: Any) -> Life:
+    """A worker that runs on an instance which it was recommended to leave; its spare has booted."""
+    life = running(**spec)
+    life.notice(None, "r")
+    life.settle()
+    for spare in life.spares():
+        life.fleet[spare] = InstanceView("running")
+    return life
+
+
+def test_a_recommendation_to_leave_launches_a_spare_that_waits_while_the_worker_runs_on() -> None:
     life = running()
-    life.notice(None)
+    life.notice(None, "r")
+    (asked,) = requests(life.settle())
+    assert (asked.spare_of, asked.why) == ("r", "leaving was recommended; it waits 10m00s for a notice")
+    assert asked.avoid == ("z-l1",)
+    assert "launch l2, a spare" in [x.detail for x in life.record.recent if x.event == "launch_requested"][-1]
+    assert life.spares() == ["l2"]
+    assert life.state() is State.RUNNING
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0, 599.0), Wait)
     assert life.settle() == []
+
+
+def test_the_notice_that_follows_uses_the_spare_and_no_other_launch() -> None:
+    life = recommended()
+    life.pass_time(300)
+    life.notice(120, "n")
+    assert life.settle() == []
+    # However long that takes: it is needed now.
+    life.pass_time(1000)
+    assert life.settle() == []
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0, 5000.0), Wait)
+    life.hand_over("1-1")
+    assert may_take(life.record, life.spec, "l2", 0.0, 0.0) == Take(life.record.checkpoints[0])
+    life.run("l2", "1-1")
+    life.settle()
+    assert life.calls == ["l1", "l2"]
+    assert (life.record.migrations, life.record.launches[1].outcome) == (1, None)
+
+
+def test_an_instance_that_goes_without_a_notice_is_replaced_by_the_spare() -> None:
+    life = recommended()
+    life.checkpoint("1-1")
+    life.lose()
+    assert requests(life.settle()) == []
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0), Take)
+
+
+def test_a_spare_that_no_notice_comes_to_need_ends_and_no_second_follows_it() -> None:
+    life = recommended()
+    life.pass_time(599)
+    assert life.settle() == []
+    life.pass_time(1)
+    actions = life.settle()
+    (ending,) = [x.event for x in actions if isinstance(x, Record) and isinstance(x.event, ev.LaunchEnding)]
+    assert ending.outcome == "surplus"
+    assert ending.detail == "not needed: no notice came within 10m00s of the recommendation to leave"
+    assert [x.launch.id for x in actions if isinstance(x, Terminate)] == ["l2"]
+    for _ in range(50):
+        life.pass_time(600)
+        assert requests(life.settle()) == []
+    assert life.calls == ["l1", "l2"]
+    # What that spare came to says nothing about the launch that is needed after all.
+    assert launch_pause(life.record) == 0
+    life.notice(120, "n")
+    assert len(requests(life.settle())) == 1
+
+
+def test_a_spare_whose_controller_has_gone_ends_by_itself() -> None:
+    life = recommended()
+    answer = may_take(life.record, life.spec, "l2", 0.0, 600.0)
+    assert answer == Leave("no notice came within 10m00s of the recommendation to leave")
+    life.notice(120, "n")
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0, 600.0), Wait)
+    life.fenced(ev.NoticeWithdrawn, id="n")
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0, 600.0), Leave)
+
+
+def test_a_replacement_of_a_withdrawn_notice_whose_controller_has_gone_ends_by_itself() -> None:
+    life = running()
+    life.notice(120, "n")
+    life.settle()
+    life.fenced(ev.NoticeWithdrawn, id="n")
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0, 10.0), Wait)
+    answer = may_take(life.record, life.spec, "l2", 0.0, 600.0)
+    assert answer == Leave("nothing says any more that it will be needed")
+    # The holder's silence is a reason to wait, however long it has been waited before.
+    assert isinstance(may_take(life.record, life.spec, "l2", lease_wait(10.0) + 1, 600.0), Take)
+
+
+def test_a_withdrawn_recommendation_ends_its_spare() -> None:
+    life = recommended()
+    life.fenced(ev.NoticeWithdrawn, id="r")
+    life.settle()
+    assert life.spares() == []
+    assert life.record.launches[1].detail == "not needed: the recommendation to leave was withdrawn"
+    assert life.record.launches[1].state == "ended"
+
+
+def test_a_spare_that_comes_to_nothing_is_tried_once_more_and_not_at_once() -> None:
+    life = running()
+    life.refuse = "capacity"
+    life.notice(None, "r")
+    assert len(requests(life.settle())) == 1
+    life.pass_time(defaults.LAUNCH_RETRY_MAX - 1)
+    assert life.settle() == []
+    life.pass_time(1)
+    assert len(requests(life.settle())) == 1
+    for _ in range(20):
+        life.pass_time(defaults.LAUNCH_RETRY_MAX)
+        assert life.settle() == []
+    assert life.state() is State.RUNNING
+    assert life.calls == ["l1", "l2", "l3"]
+
+
+def test_a_spare_is_of_no_use_to_a_worker_that_may_not_move_and_is_none_by_policy() -> None:
+    life = running(max_migrations=0)
+    life.notice(None, "r")
+    assert life.settle() == []
+    life = running(placement={"spare_for": None})
+    life.notice(None, "r")
+    assert life.settle() == []
+
+
+def test_the_end_of_the_worker_ends_its_spare() -> None:
+    life = recommended()
+    life.fenced(ev.Finished, exit_code=0)
+    assert isinstance(may_take(life.record, life.spec, "l2", 0.0), Leave)
+    life.settle()
+    assert life.fleet["l2"].state == "ended"
+    assert life.record.launch("l2").outcome == "surplus"  # type: ignore[union-attr]
+
+
+def test_a_worker_that_has_moved_very_often_remembers_the_spare_it_had() -> None:
+    """Launches are forgotten one day; the standing recommendation's are not, or it would be launched for again and again."""
+    life = running()
+    for number in range(1, 121):
+        life.checkpoint(f"{number}-1")
+        life.lose()
+        life.settle()
+        life.run(life.spares()[0], f"{number}-1")
+    life.notice(None, "r")
+    assert len(requests(life.settle())) == 1
+    life.pass_time(600)
+    life.settle()
+    for _ in range(5):
+        life.pass_time(600)
+        assert requests(life.settle()) == []
+
+
+def test_the_end_of_a_spare_is_decided_on_the_record_that_was_looked_at() -> None:
+    """A notice may come at this very moment."""
+    life = recommended()
+    life.pass_time(600)
+    (action,) = life.decide()
+    assert isinstance(action, Record)
+    assert action.only_now
 
 
 def test_a_rebalance_after_the_notice_does_not_take_the_replacement_away() -> None:
@@ -464,8 +617,13 @@ def test_starts_that_fail_come_slower_and_slower() -> None:
 def test_a_running_instance_whose_agent_never_begins_is_ended_and_counted() -> None:
     life = Life()
     life.settle()
+    life.pass_time(1000)
     life.fleet["l1"] = InstanceView("running")
-    life.pass_time(defaults.BOOT_LIMIT)
+    life.settle()
+    life.pass_time(defaults.BOOT_LIMIT - 1)
+    life.settle()
+    assert life.spares() == ["l1"]
+    life.pass_time(1)
     life.settle()
     assert life.record.launches[0].outcome == "failed"
     assert life.fleet["l1"].state == "ended"

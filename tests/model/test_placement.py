@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from savedworker.model import defaults
 from savedworker.model import events as ev
-from savedworker.model.decisions import InstanceView, Observations, RequestLaunch, Terminate, decide, settled
+from savedworker.model.decisions import InstanceView, RequestLaunch, Terminate, decide, settled
 from savedworker.model.fingerprint import Fingerprint
 from savedworker.model.placement import (
     Choice,
@@ -36,14 +36,9 @@ class Placed(Life):
 
     def __init__(self, choices: tuple[Choice, ...] = QUEUES, **spec: Any) -> None:
         super().__init__(**spec)
-        self.choices = choices
+        self.offered = choices
         self.full: set[str] = set()
         self.slow: set[str] = set()
-
-    def seen(self) -> Observations:
-        return Observations(
-            dict(self.fleet), self.silent if self.record.lease_held else 0.0, 60.0, self.choices
-        )
 
     def act(self, action: Any) -> None:
         if not isinstance(action, RequestLaunch):
@@ -52,7 +47,12 @@ class Placed(Life):
         self.launches += 1
         launch = f"l{self.launches}"
         self.tell(
-            ev.LaunchRequested, launch=launch, avoid=action.avoid, choice=action.choice, detail=action.why
+            ev.LaunchRequested,
+            launch=launch,
+            avoid=action.avoid,
+            choice=action.choice,
+            spare_of=action.spare_of,
+            detail=action.why,
         )
         if self.record.launch(launch) is None:
             return
@@ -119,11 +119,42 @@ def test_the_place_that_a_notice_is_about_is_avoided_by_the_launch_that_it_cause
     life.begin("eu-a", "m5.large")
     assert reclaimed_places(life.record, life.now, 1800) == ()
     life.fenced(ev.NoticeReceived, id="r", source="ec2", seconds_left=None)
-    assert reclaimed_places(life.record, life.now, 1800) == ()  # a rebalance takes nothing yet
-    life.fenced(ev.NoticeReceived, id="n", source="ec2", seconds_left=120.0)
+    (spare,) = [x for x in life.settle() if isinstance(x, RequestLaunch)]  # it takes nothing yet, but it may
+    assert spare.avoid == ("eu-a", "m5.large", "m5.large@eu-a")
+    assert (life.record.launches[0].choice, spare.choice, spare.spare_of) == ("spot-a", "spot-b", "r")
+    assert "leaving spot-a was recommended" in spare.why
+
+
+def test_a_spare_that_waits_too_long_in_a_queue_or_is_refused_there_goes_to_the_next_one():
+    life = Placed((Choice("a"), Choice("b"), Choice("c"), Choice("demand", "on-demand")))
+    life.settle()
+    life.begin("eu-a", "m5.large")
+    life.slow = {"b"}
+    life.fenced(ev.NoticeReceived, id="r", source="ec2", seconds_left=None)
+    life.settle()
+    assert life.choice_now() == "b"
+    life.pass_time(life.spec.placement.wait_per_choice)
+    life.settle()
+    assert life.record.launches[1].outcome == "capacity"
+    assert "c is next" in life.record.launches[1].detail
+    assert [x.choice for x in life.record.launches] == ["a", "b", "c"]
+    # What the spares found says nothing later on.
+    life.fenced(ev.NoticeWithdrawn, id="r")
+    life.settle()
+    life.lose()
+    life.settle()
+    assert life.choice_now() == "b"
+
+
+@pytest.mark.parametrize("left", [120.0, None])
+def test_an_interruption_counts_as_a_loss_and_a_recommendation_does_not(left: float | None):
+    life = on(placement={"on_demand_after_losses": 1})
+    life.settle()
+    life.begin("eu-a", "m5.large")
+    life.fenced(ev.NoticeReceived, id="n", source="ec2", seconds_left=left)
     (asked,) = [x for x in life.settle() if isinstance(x, RequestLaunch)]
     assert asked.avoid == ("eu-a", "m5.large", "m5.large@eu-a")
-    assert (life.record.launches[0].choice, asked.choice) == ("spot-a", "spot-b")
+    assert asked.choice == ("demand" if left else "spot-b")
 
 
 def test_every_refusal_halves_the_time_for_which_a_place_is_avoided():

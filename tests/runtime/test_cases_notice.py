@@ -5,19 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import pytest
+
 from savedworker.checkpoint.cgroups import Cgroup
+from savedworker.fleet.local import LocalFleet
 from savedworker.model import defaults
 from savedworker.model.decisions import lease_wait
 from savedworker.model.record import State
+from savedworker.model.spec import PlacementPolicy
 from savedworker.notice import drill
 from tests.runtime.counter import Counter
+from tests.runtime.peer import IP_FREEBIND
 from tests.runtime.stories import Program, held, is_the_same_process, split, steps_are_once
 from tests.runtime.test_cases_owner import catch
-from tests.runtime.world import World
+from tests.runtime.world import BRIDGE, World
 
 NOTICE = 25.0
 INTERVAL = 2.0
@@ -25,12 +32,21 @@ HEARTBEAT_LIMIT = lease_wait(defaults.LEASE_TERM_LOCAL)
 """How long a lease has to be silent before anybody acts on it: the controller first, then the agent that takes it."""
 BOOT = 10.0
 """For a host to boot and a small worker to be restored, on a machine that has other things to do."""
+A_FEW_MILLISECONDS = 0.05
+"""With what it takes until a request is seen by the test, on a busy machine."""
 
 
 def committed(world: World, worker: str, number: int) -> None:
     world.until(
         worker, lambda r: len(committed_events(world, worker)) >= number, f"commit {number} checkpoints"
     )
+
+
+def saved_at_work(world: World, worker: str, counter: Counter) -> None:
+    """Wait for a checkpoint that is later than the first step: on a busy machine the program may take an interval to begin."""
+    counter.until_arrivals(1)
+    first = counter.arrivals[0].at
+    world.until(worker, lambda r: any(c.frozen_at > first for c in r.checkpoints), "commit a checkpoint")
 
 
 def committed_events(world: World, worker: str) -> list[str]:
@@ -64,7 +80,7 @@ def test_a_host_that_is_gone_without_a_word_costs_at_most_one_interval(
     """C26. Agent, shim and worker are killed with the whole host."""
     program = Program("random_walk.py", 400)
     worker = program.submit(world, counter, interval=INTERVAL)
-    committed(world, worker, 1)
+    saved_at_work(world, worker, counter)
     counter.until_arrivals(len(counter.arrivals) + 10)
     killed = datetime.now(UTC)
     world.preempt(worker, notice=None)
@@ -80,7 +96,7 @@ def test_agent_shim_and_worker_killed_on_a_living_host_cost_at_most_one_interval
     """C26. The same when only the processes die and the host lives: its agent is started again and finds nothing."""
     program = Program("random_walk.py", 400)
     worker = program.submit(world, counter, interval=INTERVAL)
-    committed(world, worker, 1)
+    saved_at_work(world, worker, counter)
     counter.until_arrivals(len(counter.arrivals) + 10)
     host = world.host(worker)
     killed = datetime.now(UTC)
@@ -100,7 +116,7 @@ def test_a_machine_that_stands_still_is_declared_lost_by_its_lease_alone(
     """C26. Nobody tells: the fleet still says that the host runs. When the machine goes on again, its worker does not.
 
     A few milliseconds it may run (promise 1), in which its client may get the answer that it waited for, or find that it has waited too
-    long, and ask once more.
+    long, and ask once more. What reaches the outside in them is all that promise 1 allows: nothing of it is in the record or the log.
     """
     program = Program("random_walk.py", 400)
     worker = program.submit(world, counter, interval=INTERVAL)
@@ -120,13 +136,14 @@ def test_a_machine_that_stands_still_is_declared_lost_by_its_lease_alone(
     old = Cgroup(f"{host.cgroup}/worker")
     world.until(worker, lambda _: counter.steps.count(limit) == 2, "come as far as the old one had")
     seen, used = len(counter.arrivals), old.cpu_seconds()
+    thawed = datetime.now(UTC)
     Cgroup(host.cgroup).thaw()
     world.until(worker, lambda _: not old.pids(), "end on the old host", 2 * defaults.LEASE_TERM_LOCAL)
     late = counter.discard(seen)
     assert len(late) <= 2, "the old worker went on"
-    assert (late[-1].at - late[0].at).total_seconds() < 0.1 if late else True
+    assert all((arrival.at - thawed).total_seconds() < A_FEW_MILLISECONDS for arrival in late)
     assert all(arrival.step <= limit + 1 for arrival in late)
-    assert old.cpu_seconds() - used < 0.1
+    assert old.cpu_seconds() - used < A_FEW_MILLISECONDS
     world.resume_controller(worker)
     counter.hold_at(400)
     is_the_same_process(world, worker, counter, program, moves=1)
@@ -184,22 +201,96 @@ def test_another_notice_that_is_withdrawn_during_the_hold_does_not_keep_the_work
     assert world.report(worker).lost_seconds == 0
 
 
-def test_a_rebalance_recommendation_takes_a_checkpoint_and_moves_nothing(
+def waiting_spare(world: World, worker: str) -> str:
+    """Recommend to leave the worker's instance, and wait until its agent is ready and that of the spare waits for the lease."""
+    world.fleet.rebalance(world.host(worker).launch)
+    record = world.until(
+        worker,
+        lambda r: r.checkpoints and r.state is State.RUNNING and len(r.launches) == 2,
+        "take a checkpoint and have a spare",
+    )
+    spare = record.launches[1]
+    assert spare.spare_of is not None
+    world.until(
+        worker, lambda _: world.fleet.describe([spare.id])[spare.id].state == "running", "boot the spare"
+    )
+    return spare.id
+
+
+def test_a_recommendation_to_leave_takes_a_checkpoint_and_has_a_spare_wait_that_the_notice_then_uses(
     world: World, counter: Counter
 ) -> None:
-    """No deadline: be ready, and stay. The interruption that follows is a notice like any other."""
+    """No deadline: be ready, and stay. The interruption that follows finds an instance that has booted."""
     program = Program("random_walk.py", 200)
     counter.hold_at(190)
     worker = program.submit(world, counter)
     counter.until(10)
-    world.fleet.rebalance(world.host(worker).launch)
-    record = world.until(worker, lambda r: r.checkpoints and r.state is State.RUNNING, "take a checkpoint")
-    assert (len(record.incarnations), len(record.launches)) == (1, 1)
+    spare = waiting_spare(world, worker)
     counter.until_arrivals(len(counter.arrivals) + 5)
+    record = world.record(worker)
+    assert (len(record.incarnations), record.state) == (1, State.RUNNING)
     world.preempt(worker, NOTICE)
+    record = world.record(worker)
+    assert [x.launch for x in record.incarnations][1:] == [spare]
     counter.hold_at(200)
     is_the_same_process(world, worker, counter, program, moves=1)
     steps_are_once(counter, program, in_flight=2)
+    assert len(world.record(worker).launches) == 2
+    told = [e.detail for e in world.report(worker).timeline]
+    assert any("a spare" in x and "leaving was recommended" in x for x in told), told
+
+
+@pytest.mark.parametrize("controller", [True, False])
+def test_a_spare_that_is_not_needed_ends_by_policy_and_without_a_controller_by_itself(
+    world: World, counter: Counter, controller: bool
+) -> None:
+    program = Program("random_walk.py", 200)
+    counter.hold_at(190)
+    worker = program.submit(world, counter, placement=PlacementPolicy(spare_for=4.0))
+    counter.until(10)
+    spare = waiting_spare(world, worker)
+    if not controller:
+        world.pause_controller(worker)
+    world.until(
+        worker, lambda _: world.fleet.describe([spare])[spare].state == "ended", "have the spare end", 30
+    )
+    record = world.record(worker)
+    ended = record.launch(spare)
+    assert ended is not None
+    assert ended.outcome == "surplus"
+    assert "no notice came within 4" in ended.detail
+    assert (len(record.incarnations), len(record.launches), record.state) == (1, 2, State.RUNNING)
+    world.resume_controller(worker)
+    counter.hold_at(200)
+    is_the_same_process(world, worker, counter, program, moves=0)
+    assert len(world.record(worker).launches) == 2
+
+
+def test_a_worker_whose_agent_gets_no_answer_of_the_metadata_service_is_not_protected_within_half_a_minute(
+    world: World,
+) -> None:
+    """C22. The service takes connections and its answers do not arrive, as behind a hop limit of 1: nobody waits silently."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)  # the bridge may not be there yet
+        deaf.bind((BRIDGE, 0))
+        deaf.listen()
+        options = ("store", "worker", "launch", "fleet", "instance", "zone")
+        words = [word for name in options for word in (f"--{name}", f"{{{name}}}")]
+        words += ["--state-dir", "{state_dir}", "--cgroup-parent", "{cgroup}"]
+        words += ["--metadata", f"http://{BRIDGE}:{deaf.getsockname()[1]}"]
+        world.fleet = LocalFleet(agent=(sys.executable, "-m", "savedworker.cli", "agent", *words))
+        worker = world.submit("/bin/sleep", "600")
+        started = world.until_running(worker).incarnations[0].started_at
+        record = world.until(
+            worker,
+            lambda r: "notices from ec2 cannot be seen" in str(r.unprotected_reasons),
+            "say that it is not protected",
+        )
+        assert started is not None
+        assert (datetime.now(UTC) - started).total_seconds() < 30
+        (reason,) = record.unprotected_reasons
+        assert "hop limit" in reason or "cannot be reached" in reason
+        assert (record.protected, record.state) == (False, State.RUNNING)
 
 
 def test_two_preemptions_in_quick_succession_lose_nothing(world: World, counter: Counter) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from savedworker.model.record import Reason, State
+from savedworker.store.documents import dump
+from savedworker.store.worker import WorkerStore, digest_of
 from tests.runtime.gate import PRELUDE, Gate
 from tests.runtime.world import World
 
@@ -150,6 +152,55 @@ def test_another_c_library_is_found_before_anything_is_restored_and_the_right_on
     gate.open("end")
     record = world.until_settled(worker)
     assert (record.exit_code, record.migrations, record.cold_starts) == (4, 1, 0), world.story(worker)
+
+
+def claim(world: World, worker: str, number: str, flags: tuple[str, ...]) -> None:
+    """Have the stored checkpoint say that its CPU had these features; nobody else writes just now."""
+    documents = WorkerStore(world.client.store, worker)
+    manifest = documents.load_manifest(number)
+    fingerprint = manifest.fingerprint.model_copy(update={"cpu_flags": flags})
+    changed = manifest.model_copy(update={"fingerprint": fingerprint})
+    world.client.store.put(f"{documents.prefix}/checkpoints/{number}/manifest.json", dump(changed))
+    held = documents.load_record()
+    entries = [
+        c.model_copy(update={"digest": digest_of(changed)}) if c.number == number else c
+        for c in held.record.checkpoints
+    ]
+    documents.swap_record(held, held.record.model_copy(update={"checkpoints": tuple(entries)}))
+
+
+def test_an_instance_whose_cpu_lacks_a_feature_is_refused_before_anything_is_fetched_and_another_is_tried(
+    world: World, gate: Gate
+) -> None:
+    """C43: the stored checkpoint claims a feature that this CPU has not; nobody sees a failure, or a process that began and died."""
+    worker = world.submit("/bin/sh", "-c", SHELL, volumes=(gate.volume,))
+    world.until_output(worker, "line 3\n")
+    number = world.checkpoint(worker)
+    flags = WorkerStore(world.client.store, worker).load_manifest(number).fingerprint.cpu_flags
+    world.pause_controller(worker)
+    lease = world.record(worker).lease
+    assert lease is not None
+    world.fleet.preempt(lease.launch, None)
+    claim(world, worker, number, tuple(sorted({*flags, "avx1024f"})))
+    world.resume_controller(worker)
+    record = world.until(worker, lambda r: any(x.outcome == "incompatible" for x in r.launches), "be refused")
+    (refused,) = [x for x in record.launches if x.outcome == "incompatible"]
+    assert "CPU features missing: avx1024f" in refused.detail
+    # The lease was never taken, and whatever is fetched is fetched by its holder.
+    assert (len(record.incarnations), record.state) == (1, State.MIGRATING)
+    world.pause_controller(worker)
+    world.until(
+        worker,
+        lambda r: all(x.state in ("ending", "ended") for x in r.launches[1:]),
+        "have no agent left that writes",
+    )
+    claim(world, worker, number, flags)
+    world.resume_controller(worker)
+    gate.open("end")
+    record = world.until_settled(worker)
+    assert (record.exit_code, record.migrations, record.cold_starts) == (4, 1, 0), world.story(worker)
+    assert [x.end_reason for x in record.incarnations] == ["no_notice", "failed"]
+    assert len(record.launches) > 2
 
 
 def test_a_worker_in_an_oci_layout_moves(world: World, gate: Gate, root: Path, tmp_path: Path) -> None:

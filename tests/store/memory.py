@@ -164,6 +164,21 @@ class Turns:
             assert isinstance(error, Killed), f"{name} failed: {error!r}"
 
 
+class Altering(MemoryBackend):
+    """Alters one byte of the next ``times`` answers, in the middle."""
+
+    times = 0
+
+    def get(self, key: str) -> Found:
+        found = super().get(key)
+        if self.times <= 0:
+            return found
+        self.times -= 1
+        middle = len(found.data) // 2
+        altered = found.data[:middle] + bytes([found.data[middle] ^ 128]) + found.data[middle + 1 :]
+        return Found(altered, found.version)
+
+
 def memory_store() -> tuple[Store, MemoryBackend]:
     backend = MemoryBackend()
     return Store("memory://", backend), backend

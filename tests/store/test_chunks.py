@@ -19,7 +19,7 @@ from savedworker.model.errors import Corrupt, Refused, Unreachable
 from savedworker.store import ChunkStore, Store
 from savedworker.store.chunks import MAX_CHUNK, decode, encode
 from savedworker.store.sealing import PLAIN
-from tests.store.memory import MemoryBackend, memory_store
+from tests.store.memory import Altering, MemoryBackend, memory_store
 
 HEADER = struct.Struct("<4sBBHQ")
 
@@ -318,6 +318,35 @@ def test_what_is_put_in_parallel_is_all_there_when_the_block_is_left(chunks: Chu
     assert chunks.chunks_uploaded == 300
 
 
+def test_many_small_chunks_are_put_at_a_time_and_few_large_ones(
+    chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks.shares = Shares(threads=2, waiting=64 << 20)
+    chunks.put(b"listed")
+    together = threading.Barrier(32, timeout=20)
+    lock = threading.Lock()
+    most = {True: 0, False: 0}
+    now = {True: 0, False: 0}
+    original = chunks._store.put
+
+    def put(key: str, data: bytes) -> None:
+        small = len(data) < 1000
+        with lock:
+            now[small] += 1
+            most[small] = max(most[small], now[small])
+        if small:
+            together.wait()
+        original(key, data)
+        with lock:
+            now[small] -= 1
+
+    monkeypatch.setattr(chunks._store, "put", put)
+    with chunks.putting() as store:
+        keys = [store(os.urandom(500)) for _ in range(32)] + [store(os.urandom(1 << 20)) for _ in range(12)]
+    assert most == {True: 32, False: 2}
+    assert [len(chunks.get(key)) for key in keys] == [500] * 32 + [1 << 20] * 12
+
+
 def test_a_failure_of_one_that_is_put_in_parallel_comes_out_at_the_latest_when_the_block_is_left(
     chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,3 +413,65 @@ def test_a_chunk_of_which_only_a_copy_is_left_is_not_missed_and_a_cut_one_is_in_
     assert chunks.get(key) == data
     store.put(where(key), stored[:-1])
     assert chunks.check_known() == {key}
+
+
+def test_what_arrives_altered_is_read_once_more_before_it_is_called_damaged() -> None:
+    backend = Altering()
+    chunks = ChunkStore(Store("memory://", backend), "w")
+    data = os.urandom(3000)
+    key = chunks.put(data)
+    backend.times = 1
+    assert chunks.get(key) == data
+    assert backend.times == 0
+    assert chunks.is_fresh(key)
+    backend.times = 2
+    with pytest.raises(Corrupt, match=key):
+        chunks.get(key)
+    assert chunks.get(key) == data
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_a_chunk_that_was_read_and_is_damaged_is_put_again_whatever_names_it(
+    store: Store, damage: str
+) -> None:
+    data = os.urandom(3000)
+    key = ChunkStore(store, "w").put(data)
+    stored = store.get(where(key)).data
+    chunks = ChunkStore(store, "w")
+    assert chunks.is_fresh(key)
+    chunks.keep([key])
+    if damage == "altered":
+        store.put(where(key), stored[:-1] + bytes([stored[-1] ^ 1]))
+    else:
+        store.delete([where(key)])
+    with pytest.raises(Corrupt):
+        chunks.get(key)
+    chunks.begin_save()
+    chunks.keep([key])
+    assert not chunks.is_fresh(key)
+    assert chunks.put(data) == key
+    assert chunks.chunks_uploaded == 1
+    assert store.get(where(key)).data == stored
+    assert chunks.is_fresh(key)
+    assert chunks.get(key) == data
+
+
+def test_a_damaged_chunk_with_a_whole_copy_is_whole(chunks: ChunkStore, store: Store) -> None:
+    data = os.urandom(3000)
+    key = chunks.put(data)
+    stored = store.get(where(key)).data
+    store.put(where(key), stored[:-1] + bytes([stored[-1] ^ 1]))
+    store.put(f"{where(key)}+{'0' * 16}", stored[:-1])
+    store.put(f"{where(key)}+{'1' * 16}", stored)
+    assert chunks.get(key) == data
+
+
+def test_a_listing_is_not_relied_upon_where_somebody_found_damage(store: Store) -> None:
+    earlier = ChunkStore(store, "w")
+    kept, listed = (earlier.put(os.urandom(3000)) for _ in range(2))
+    chunks = ChunkStore(store, "w")
+    chunks.keep([kept])
+    chunks.ignore_listing()
+    assert [chunks.is_fresh(key) for key in (kept, listed)] == [True, False]
+    again = chunks.put(b"again")
+    assert chunks.is_fresh(again)

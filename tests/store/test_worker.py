@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -17,7 +18,10 @@ from savedworker.model.record import WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.store import Store, WorkerStore, list_workers, open_store
 from savedworker.store.documents import dump, load
+from savedworker.store.sealing import NO_KEY
 from savedworker.store.worker import digest_of
+from tests.store import keys
+from tests.store.memory import Altering
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 SPEC = WorkerSpec(id="w-1", command=("echo", "grüße"), env={"B": "2", "A": "1"})
@@ -284,3 +288,37 @@ def test_no_byte_of_a_plain_checkpoint_can_be_altered_unnoticed(worker: WorkerSt
                 read()
         store.put(key, whole)
         read()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_document_that_arrives_altered_is_read_once_more_before_it_is_called_damaged(sealed: bool) -> None:
+    backend = Altering()
+    store = Store("memory://", backend, keys.sealing(keys.key()) if sealed else NO_KEY)
+    worker = WorkerStore(store, "w-1")
+    worker.create_spec(SPEC)
+    worker.create_record(RECORD)
+    manifest = make_manifest("1-1")
+    worker.publish_manifest(manifest)
+    reads: list[tuple[Callable[[WorkerStore], object], object]] = [
+        (lambda w: w.load_spec(), SPEC),
+        (lambda w: w.load_record().record.id, "w-1"),
+        (lambda w: w.load_manifest("1-1", digest_of(manifest)), manifest),
+    ]
+    for read, expected in reads:
+        reader = WorkerStore(store, "w-1")
+        _ = reader.sealer
+        backend.times = 1
+        assert read(reader) == expected
+        backend.times = 2
+        with pytest.raises(Corrupt):
+            read(reader)
+        assert backend.times == 0
+
+
+def test_a_sealed_spec_that_arrives_altered_is_opened_with_its_own_key_the_second_time() -> None:
+    """Also where the altered byte is one of those that say which key that is."""
+    backend = Altering()
+    store = Store("memory://", backend, keys.sealing(keys.key()))
+    WorkerStore(store, "w-1").create_spec(SPEC)
+    backend.times = 1
+    assert WorkerStore(store, "w-1").load_spec() == SPEC

@@ -27,6 +27,7 @@ FRESH = timedelta(minutes=16)
 """Those that end sooner are asked for anew: from 15 minutes before the end on SDKs want others."""
 USABLE = timedelta(seconds=30)
 """Known ones are given when their service does not answer and they last at least so long."""
+_HEADERS = {"content-type": "application/json", "cache-control": "no-store"}
 
 
 class CredentialsService:
@@ -74,7 +75,7 @@ class CredentialsService:
         self._say("")
         if not self._allowed():  # the service may have taken its time
             return _refusal(HTTPStatus.FORBIDDEN, "Fenced", "this incarnation does not hold the lease")
-        return Answer(HTTPStatus.OK, json.dumps(document(found)).encode())
+        return Answer(HTTPStatus.OK, json.dumps(document(found)).encode(), _HEADERS)
 
     def _current(self) -> Credentials:
         with self._lock:
@@ -117,4 +118,4 @@ def _lasts(found: Credentials, least: timedelta) -> bool:
 
 
 def _refusal(status: HTTPStatus, code: str, message: str) -> Answer:
-    return Answer(status, json.dumps({"code": code, "message": message}).encode())
+    return Answer(status, json.dumps({"code": code, "message": message}).encode(), _HEADERS)

@@ -13,20 +13,23 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
+from savedworker.agent.inner.web import Answer, Limits, NoAnswer, Request, WebServer, listen
 from savedworker.agent.relay import journal as tapes
 from savedworker.agent.relay.gate import Gate, Pass, Shut
-from savedworker.agent.relay.server import InnerServer
 from savedworker.agent.relay.tokens import Tokens
-from savedworker.agent.relay.upstream import Answer, Upstream
+from savedworker.agent.relay.upstream import MAX_BODY, Upstream
 from savedworker.checkpoint.network import GATEWAY
 from savedworker.model.base import Document
-from savedworker.model.errors import Corrupt, SavedWorkerError, Temporary
+from savedworker.model.errors import Corrupt, Fenced, SavedWorkerError, Temporary
 from savedworker.model.spec import RelaySpec
+from savedworker.store.documents import read_twice
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +55,17 @@ DRAIN = 10.0
 """Seconds for which calls under way are waited for before a freeze; what is cut off is asked again by the task."""
 _AGAIN = frozenset({429, 502, 503, 504})
 """Answers that say nothing about the call itself."""
+_NO_ANSWER = frozenset({401, 403})
+"""These say something about the token, and nothing about what was to be read."""
 _RETRY_FIRST, _RETRY_MOST = 0.2, 5.0
 _STORE_PATIENCE = 60.0
 _ONCE = "/dag-runs/"
 """What begins or clears another run takes effect anew each time. All other calls are made again when they come again: they put one value
 in the place of another, and what the task reads afterwards must be what it wrote last."""
+_LIVE = "/connections/"
+"""A task cannot have overwritten these itself, and what was good before a long absence may have expired: always asked for anew."""
+_RANGE = "content-range"
+"""How many XComs there are is answered in this header."""
 _DONE_ALREADY = frozenset({404, 409, 410})
 """How a call that comes again may be refused, because it was accepted the first time."""
 _EFFECT = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -109,14 +118,20 @@ class AirflowRelay:
     ) -> None:
         self._spec = spec
         self._ties = ties
-        self._upstream = Upstream(spec.upstream)
+        self._upstream = Upstream(spec.upstream, spec.authorities)
         self._tokens = Tokens(lambda: ties.load(TOKEN))
         self.gate = Gate()
-        self._server = InnerServer(address, self.gate, self.answer, only)
-        self.address = self._server.address
+        self._listener = listen(address)
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._limits = Limits(body=MAX_BODY, patience=None, reuse=True, only=only)
+        self._server: WebServer | None = None
         self._identity = self._read(IDENTITY, Identity)
         self._journal = tapes.Journal(self._read(JOURNAL, tapes.Tape), self._keep_tape)
         self._unheard = 0
+        self._speaking = threading.Lock()
+        """Held for a heartbeat of our own: none is under way when the task has told how it ends."""
+        self._waiting: dict[Pass, float] = {}
+        """Calls that are being passed on, and since when: the task sends no heartbeat meanwhile."""
         self._told_unheard = float("-inf")
         self.concluded = False
 
@@ -124,7 +139,7 @@ class AirflowRelay:
 
     def start(self) -> None:
         """Serve, and send heartbeats whenever the task cannot."""
-        self._server.start()
+        self._server = WebServer(self._listener, self, "relay", self._limits)
         threading.Thread(target=self._keep_alive, name="relay-heartbeat", daemon=True).start()
 
     def restored(self, number: str | None) -> None:
@@ -159,12 +174,25 @@ class AirflowRelay:
     def stop(self) -> None:
         """Refuse everything from now on."""
         self.gate.close()
-        self._server.stop()
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+        if self._server is not None:
+            self._server.break_connections()
 
     # What the worker asks -------------------------------------------------------------------------------------
 
-    def answer(self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Answer one request of the task. Raises Shut."""
+    def answer(self, request: Request) -> Answer:
+        """Answer one request of the task. No freeze comes before the answer is sent. Raises NoAnswer: it is to ask elsewhere."""
+        with ExitStack() as inside:
+            way = inside.enter_context(Pass(self.gate))
+            try:
+                answer = self._answer(way, request.method, request.path, request.headers, request.body)
+            except (Shut, Fenced) as error:
+                raise NoAnswer(str(error)) from error
+            return replace(answer, afterwards=inside.pop_all().close)
+
+    def _answer(self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         if not path.startswith(PATH + "/") or "/../" in path:
             return _problem(404, "only the Execution API is reached through this relay")
         path = path.removeprefix(PATH)
@@ -178,18 +206,41 @@ class AirflowRelay:
             return self._run(way, path, headers, body)
         if call == "state":
             return self._state(way, path, headers, body)
-        if method not in _EFFECT:
+        if method in _EFFECT:
+            return self._effect(way, method, path, headers, body)
+        if path.startswith(_LIVE):
             return self._forward(way, method, path, headers, body)
+        return self._read_only(way, method, path, headers, body)
+
+    def _effect(self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """A call that may come again after a loss: then it is recognised."""
         name = tapes.digest(method, path, body)
         way.enter()
         known = self._journal.repeated(name)
-        if known is not None and path.startswith(_ONCE):
+        before = None if known is None or known.body is None else known
+        if before is not None and path.startswith(_ONCE):
+            return _recorded(before, method, path)
+        self._journal.settle()
+        answer = self._forward(way, method, path, headers, body)
+        if before is not None and answer.status in _DONE_ALREADY:
+            return _recorded(before, method, path)
+        content = answer.body if answer.status < 300 else None
+        self._journal.note(name, answer.status, _type(answer), content, again=known is not None)
+        return answer
+
+    def _read_only(
+        self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        """A call without an effect. After a loss the task reads what it read then, whatever it has written since."""
+        name = tapes.digest(method, path, body)
+        way.enter()
+        known = self._journal.reread(name)
+        if known is not None and known.body is not None:
             return _recorded(known, method, path)
         answer = self._forward(way, method, path, headers, body)
-        if known is not None and answer.status in _DONE_ALREADY:
-            return _recorded(known, method, path)
-        if known is None and answer.status < 300:
-            self._journal.note(name, answer.status, answer.headers.get("content-type", ""), answer.body)
+        if known is None and answer.status < 500 and answer.status not in _NO_ANSWER:
+            extent = answer.headers.get(_RANGE, "")
+            self._journal.note_read(name, answer.status, _type(answer), extent, answer.body)
         return answer
 
     def _run(self, way: Pass, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -213,13 +264,14 @@ class AirflowRelay:
     def _state(self, way: Pass, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """The task says how it ends: that goes to the record first, and is then passed on for as long as it takes."""
         outcome = str(_object(body).get("state", "unknown"))[:100]
-        version = next((v for k, v in headers.items() if k.lower() == API_VERSION), "")
+        version = headers.get(API_VERSION, "")
         note = _dump(ConclusionNote(path=path, body=body.decode("utf-8", "replace"), api_version=version))
         way.enter()
         self._patiently(lambda: self._ties.keep(CONCLUSION, note))
         if not self._ties.conclude(outcome):
             raise Shut("this incarnation may not say how the task ends")
-        self.concluded = True
+        with self._speaking:
+            self.concluded = True
         return self._forward(way, "PATCH", path, headers, body)
 
     def _heartbeat(self, way: Pass, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -256,6 +308,13 @@ class AirflowRelay:
 
     def _forward(self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Pass a call on, again and again while the server is away; inside the gate when it returns. Raises Shut."""
+        self._waiting[way] = time.monotonic()
+        try:
+            return self._pass_on(way, method, path, headers, body)
+        finally:
+            del self._waiting[way]
+
+    def _pass_on(self, way: Pass, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         pause = _RETRY_FIRST
         while True:
             self._wait_for_lease()
@@ -290,14 +349,21 @@ class AirflowRelay:
     # What it does by itself -----------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Heartbeats for a task that is held, and so perhaps frozen."""
+        """Heartbeats for a task that cannot send them: it is held, and so perhaps frozen, or waits for another answer."""
+        path = f"/task-instances/{self._spec.task}/heartbeat"
         while not self.gate.wait_shut(HEARTBEAT_EVERY):
-            if not self.gate.held or self._identity is None or self.concluded or not self._ties.holds():
+            if not self.gate.held and not self._task_waits():
                 continue
-            path = f"/task-instances/{self._spec.task}/heartbeat"
-            answer = self._beat(path, {"Content-Type": "application/json"}, self._as_known(b""))
+            with self._speaking:
+                if self._identity is None or self.concluded or not self._ties.holds():
+                    continue
+                answer = self._beat(path, {"Content-Type": "application/json"}, self._as_known(b""))
             if answer is None:
                 self._tell_unheard()
+
+    def _task_waits(self) -> bool:
+        """Whether a call of the task's has been under way for so long that a heartbeat is due."""
+        return any(time.monotonic() - x >= HEARTBEAT_EVERY for x in list(self._waiting.values()))
 
     def _tell_unheard(self) -> None:
         if time.monotonic() - self._told_unheard < HEARTBEAT_EVERY - 0.5:
@@ -331,21 +397,32 @@ class AirflowRelay:
         until = time.monotonic() + _STORE_PATIENCE
         while True:
             try:
-                found = self._ties.load(name)
-                return None if found is None else kind.model_validate_json(found)
+                return read_twice(partial(self._read_once, name, kind))
             except Temporary as error:
                 if time.monotonic() > until:
                     raise
                 log.warning("the note %s waits for the store: %s", name, error)
                 time.sleep(1.0)
-            except (Corrupt, ValidationError) as error:
-                log.warning("the note %s cannot be used: %s", name, error)
+            except Corrupt as error:
+                log.warning("the note cannot be used: %s", error)
                 return None
+
+    def _read_once(self, name: str, kind: type[Any]) -> Any:
+        found = self._ties.load(name)
+        try:
+            return None if found is None else kind.model_validate_json(found)
+        except ValidationError as error:
+            raise Corrupt(f"the note {name} is damaged: {error.error_count()} errors") from error
 
 
 def _recorded(call: tapes.Call, method: str, path: str) -> Answer:
     log.info("%s %s is answered as it was before the loss", method, path)
-    return Answer(call.status, {"content-type": call.content_type}, base64.b64decode(call.body or ""))
+    headers = {"content-type": call.content_type, _RANGE: call.content_range}
+    return Answer(call.status, base64.b64decode(call.body or ""), {k: v for k, v in headers.items() if v})
+
+
+def _type(answer: Answer) -> str:
+    return answer.headers.get("content-type", "")
 
 
 def _dump(document: Document | None) -> bytes:
@@ -361,10 +438,10 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _problem(status: int, detail: str) -> Answer:
-    return Answer(status, {"content-type": "application/json"}, json.dumps({"detail": detail}).encode())
+    return Answer(status, json.dumps({"detail": detail}).encode(), {"content-type": "application/json"})
 
 
 def _stripped(answer: Answer) -> Answer:
     """Without what the task must not have: it would be in its memory, and so in every checkpoint."""
     headers = {k: v for k, v in answer.headers.items() if k not in ("refreshed-api-token", "set-cookie")}
-    return Answer(answer.status, headers, answer.body)
+    return replace(answer, headers=headers)

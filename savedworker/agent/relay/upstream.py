@@ -5,8 +5,9 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from savedworker.agent.inner.web import Answer
 
 HOP = frozenset(
     {
@@ -28,23 +29,16 @@ MAX_BODY = 256 << 20
 """Bytes of a request or an answer that are relayed."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came back. Header names are in lower case."""
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
 class Upstream:
-    """The interface below ``base``. For any number of threads."""
+    """The interface below ``base``. For any number of threads. ``authorities``: see ``RelaySpec``. Raises ssl.SSLError."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, authorities: str = "") -> None:
         parts = urlsplit(base)
         self._host, self._port, self._secure = parts.hostname or "", parts.port, parts.scheme == "https"
         self._prefix = parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if self._secure else None
+        if self._tls is not None and authorities:
+            self._tls.load_verify_locations(cadata=authorities)
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, token: str, timeout: float
@@ -67,6 +61,6 @@ class Upstream:
             if len(content) > MAX_BODY:
                 raise http.client.HTTPException(f"the answer has more than {MAX_BODY} bytes")
             found = {k.lower(): v for k, v in response.getheaders() if k.lower() not in HOP}
-            return Answer(response.status, found, content)
+            return Answer(response.status, content, found)
         finally:
             connection.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from savedworker.checkpoint.layer.content import OpenFile
 from savedworker.checkpoint.layer.errors import os_errors
-from savedworker.checkpoint.layer.index import ROOT, Entry, LayerIndex, check
+from savedworker.checkpoint.layer.index import CHUNK_SIZE, ROOT, Entry, LayerIndex, check
 from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, settled_before
 from savedworker.checkpoint.layer.tree import DirectoryCursor, by_descriptor
 from savedworker.model.errors import Corrupt, Refused
@@ -25,6 +25,11 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _Data = Generator[bytes, None, None]
 _AHEAD = 4
 """Chunks asked for ahead of the one being written, for each fetching thread: bounds the memory to that many of 4 MiB."""
+_SMALL = 128 << 10
+_SMALL_AT_ONCE = 16
+"""Chunks up to _SMALL bytes that are fetched at a time: small files wait for the store, each as long as a large one."""
+_LEAST = CHUNK_SIZE // 16
+"""Bytes for which any chunk counts among those that are asked for ahead."""
 
 
 def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> Snapshot:
@@ -168,15 +173,34 @@ def _fetched(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
     return (fetch(key) for key in index.chunk_keys()) if threads <= 1 else _ahead(index, fetch, threads)
 
 
+def _fetch(fetch: Fetch, key: str, length: int) -> bytes:
+    """The chunk, if it is as long as the index says: others must not fill the memory ahead of the one being written."""
+    data = fetch(key)
+    if len(data) != length:
+        raise Corrupt(
+            f"chunk {key} has {len(data)} bytes instead of {length}",
+            "the checkpoint is damaged; use an earlier one",
+        )
+    return data
+
+
 def _ahead(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
-    waiting: deque[Future[bytes]] = deque()
-    pool = ThreadPoolExecutor(threads, "layer-fetch")
+    waiting: deque[tuple[Future[bytes], int]] = deque()
+    held = 0
+    large = ThreadPoolExecutor(threads, "layer-fetch")
+    small = ThreadPoolExecutor(_SMALL_AT_ONCE, "layer-fetch-small")
     try:
-        for key in index.chunk_keys():
-            waiting.append(pool.submit(fetch, key))
-            if len(waiting) > threads * _AHEAD:
-                yield waiting.popleft().result()
+        for _, length, key in (extent for entry in index.entries for extent in entry.data):
+            room = max(length, _LEAST)
+            pool = small if length <= _SMALL else large
+            waiting.append((pool.submit(_fetch, fetch, key, length), room))
+            held += room
+            while held > threads * _AHEAD * CHUNK_SIZE:
+                future, room = waiting.popleft()
+                held -= room
+                yield future.result()
         while waiting:
-            yield waiting.popleft().result()
+            yield waiting.popleft()[0].result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (large, small):
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -122,6 +122,10 @@ def rule_for(code: str, status: int = 400) -> Rule:
     """What ``code`` means. Unknown ones fail, unless the service itself is at fault (5xx)."""
     if code in RULES:
         return RULES[code]
+    if code.startswith("Insufficient"):
+        return _CAPACITY
+    if code.endswith(("LimitExceeded", "CountExceeded", "QuotaExceeded", "QuotaExceededException")):
+        return Rule("next", "a quota of the account is used up", _QUOTA)
     if status >= 500:
         return _TROUBLE
     if "Throttl" in code:

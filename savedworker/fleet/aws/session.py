@@ -58,8 +58,10 @@ class Aws:
                             region_name=self._region, profile_name=self._profile
                         )
                     # Adaptive: botocore itself slows down when it is asked to. What remains is retried in call().
+                    # SubmitJob has no client token: where its answer is lost, it is looked for and not sent again.
+                    attempts = 1 if service == "batch" else 2
                     config = Config(
-                        retries={"mode": "adaptive", "total_max_attempts": 2},
+                        retries={"mode": "adaptive", "total_max_attempts": attempts},
                         connect_timeout=CONNECT_TIMEOUT,
                         read_timeout=READ_TIMEOUT,
                         user_agent_extra="savedworker",

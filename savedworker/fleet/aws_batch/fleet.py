@@ -84,8 +84,11 @@ class BatchFleet:
             wanted["jobDefinitionName"],
             self.aws.region,
         )
-        submitted = self.aws.call("batch", "submit_job", "submitting a job", **parameters)
-        return Launched(self._first_of(request.launch) or str(submitted["jobId"]))
+        submitted = str(self.aws.call("batch", "submit_job", "submitting a job", **parameters)["jobId"])
+        first = self._first_of(request.launch) or submitted
+        # Known by its id from now on: a list of jobs may be older than the job.
+        self._ids[request.launch] = tuple(dict.fromkeys((first, submitted)))
+        return Launched(first)
 
     def describe(self, launches: Sequence[str]) -> Mapping[str, InstanceView]:
         """What is known of each launch."""
@@ -123,19 +126,7 @@ class BatchFleet:
         """The jobs of workers of that store that have not ended."""
         found: list[Any] = []
         for queue in self.settings.queues:
-            ours = [{"name": "JOB_NAME", "values": [f"{job.PREFIX}*"]}]
-            found += [
-                x["jobId"]
-                for x in self.aws.pages(
-                    "batch",
-                    "list_jobs",
-                    "looking for jobs",
-                    "jobSummaryList",
-                    jobQueue=queue.queue,
-                    filters=ours,
-                )
-                if x["status"] not in ENDED
-            ]
+            found += [x["jobId"] for x in self._listed(queue, f"{job.PREFIX}*") if x["status"] not in ENDED]
         mark = marks.store_mark(store_url)
         living = []
         for each in self._described(found):
@@ -171,23 +162,23 @@ class BatchFleet:
         if not there.get("jobDefinitions"):
             self.aws.call("batch", "register_job_definition", "registering the job definition", **wanted)
 
+    def _listed(self, queue: Queue, name: str) -> Iterator[Any]:
+        """The summaries of the jobs in ``queue`` with that name; a star at its end stands for anything."""
+        yield from self.aws.pages(
+            "batch",
+            "list_jobs",
+            "looking for jobs",
+            "jobSummaryList",
+            jobQueue=queue.queue,
+            filters=[{"name": "JOB_NAME", "values": [name]}],
+        )
+
     def _jobs(self, launches: Sequence[str]) -> dict[str, list[Any]]:
         """All jobs of each launch, in every queue: a launch may have been submitted with nobody left to write that down."""
         ids: list[str] = []
         for launch in launches:
-            named = [{"name": "JOB_NAME", "values": [job.job_name(launch)]}]
             for queue in self.settings.queues:
-                ids += [
-                    x["jobId"]
-                    for x in self.aws.pages(
-                        "batch",
-                        "list_jobs",
-                        "looking for jobs",
-                        "jobSummaryList",
-                        jobQueue=queue.queue,
-                        filters=named,
-                    )
-                ]
+                ids += [x["jobId"] for x in self._listed(queue, job.job_name(launch))]
         found: dict[str, list[Any]] = {launch: [] for launch in launches}
         for each in self._described(ids):
             found.setdefault(job.launch_of(each["jobName"]), []).append(each)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from savedworker.fleet.aws import doctor as shared
 from savedworker.fleet.aws.session import Aws
@@ -12,6 +12,7 @@ from savedworker.fleet.ec2 import template
 from savedworker.fleet.ec2.settings import Ec2Settings
 from savedworker.fleet.ec2.user_data import render
 from savedworker.fleet.finding import Finding
+from savedworker.model.errors import SavedWorkerError
 from savedworker.model.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def diagnose(fleet: Ec2Fleet, store_url: str) -> Iterator[Finding]:
     yield from who
     if who[-1].level == "FAIL":
         return  # everything else would fail of the same
-    yield from shared.guarded("permissions", lambda: _permissions(aws))
+    yield from shared.guarded("permissions", lambda: _permissions(fleet, store_url))
     yield from shared.guarded("types", lambda: _types(fleet))
     yield from shared.guarded("image", lambda: _image(aws, settings))
     yield from shared.guarded("security groups", lambda: _groups(aws, settings))
@@ -43,35 +44,54 @@ def diagnose(fleet: Ec2Fleet, store_url: str) -> Iterator[Finding]:
     yield from shared.guarded("bucket", lambda: shared.bucket(aws, store_url))
 
 
-def _permissions(aws: Aws) -> Iterator[Finding]:
-    anything = [
-        {
-            "LaunchTemplateSpecification": {"LaunchTemplateName": "savedworker-doctor", "Version": "1"},
-        }
-    ]
-    one = {"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"}
-    yield from shared.dry_run(
-        aws,
-        "create_fleet",
-        "ec2:CreateFleet",
-        Type="instant",
-        LaunchTemplateConfigs=anything,
-        TargetCapacitySpecification=one,
-    )
+def _permissions(fleet: Ec2Fleet, store_url: str) -> Iterator[Finding]:
+    """What a launch will ask for, with the tags on which the policy insists."""
+    aws, request = fleet.aws, _request(store_url)
+    try:
+        pools = fleet.suitable(request).pools[:1]
+        asked = fleet.create_fleet_request(request, pools, 0, "savedworker-doctor")
+        data = fleet.template_data(request)
+    except SavedWorkerError as error:
+        yield Finding("permissions", "WARN", f"not tried: {error.message}", error.fix or "correct that first")
+        return
+    yield from shared.dry_run(aws, "create_fleet", "ec2:CreateFleet", **asked)
     yield from shared.dry_run(
         aws,
         "create_launch_template",
         "ec2:CreateLaunchTemplate",
         LaunchTemplateName="savedworker-doctor",
-        LaunchTemplateData={"InstanceInitiatedShutdownBehavior": "terminate"},
+        LaunchTemplateData=data,
+        TagSpecifications=template.tag_specifications(fleet.name, store_url, fleet.settings.tags),
+    )
+    yield from shared.dry_run(
+        aws,
+        "run_instances",
+        "ec2:RunInstances, with ec2:CreateTags and iam:PassRole,",
+        MinCount=1,
+        MaxCount=1,
+        InstanceType=pools[0].type,
+        TagSpecifications=[x for x in asked["TagSpecifications"] if x["ResourceType"] == "instance"],
+        **{x: data[x] for x in ("ImageId", "IamInstanceProfile", "SecurityGroupIds", "KeyName") if x in data},
+        **_in_a_subnet(asked, data),
     )
     yield from shared.dry_run(aws, "describe_instances", "ec2:DescribeInstances")
     yield Finding(
         "permissions",
         "OK",
-        "ec2:RunInstances, ec2:TerminateInstances, ec2:CreateTags and iam:PassRole have no dry run without an instance: "
-        "not tried",
+        "ec2:TerminateInstances and ec2:DeleteLaunchTemplate have no dry run without something to end: not tried",
     )
+
+
+def _in_a_subnet(asked: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:
+    """Not together with network interfaces of a template, which say it themselves."""
+    if data.get("NetworkInterfaces"):
+        return {}
+    return {"SubnetId": asked["LaunchTemplateConfigs"][0]["Overrides"][0]["SubnetId"]}
+
+
+def _request(store_url: str) -> LaunchRequest:
+    """A launch of a worker that asks for nothing."""
+    return LaunchRequest("l-doctor", "doctor", store_url, WorkerSpec(id="doctor", command=("true",)))
 
 
 def _types(fleet: Ec2Fleet) -> Iterator[Finding]:
@@ -147,8 +167,7 @@ def _groups(aws: Aws, settings: Ec2Settings) -> Iterator[Finding]:
 
 
 def _user_data(fleet: Ec2Fleet, store_url: str) -> Iterator[Finding]:
-    request = LaunchRequest("l-doctor", "doctor", store_url, WorkerSpec(id="doctor", command=("true",)))
-    size = len(render(fleet.boot(request)).encode())
+    size = len(render(fleet.boot(_request(store_url))).encode())
     source = fleet.settings.bundle or f"{fleet.settings.agent} of the image"
     yield Finding("user data", "OK", f"{size} bytes, no secrets; the agent is {source}")
     if fleet.settings.bundle and not fleet.settings.bundle_sha256:

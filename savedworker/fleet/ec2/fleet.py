@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from savedworker.fleet import settings as files
@@ -78,7 +79,7 @@ class Ec2Fleet:
         there = self._instances([request.launch])
         if there:
             return self._launched(there[0])
-        groups = best_pools(self._suitable(request).pools, request.avoid)
+        groups = best_pools(self.suitable(request).pools, request.avoid)
         used = self._ensure_template(request)
         problems: list[tuple[str, str]] = []
         for number, group in enumerate(groups):
@@ -88,6 +89,9 @@ class Ec2Fleet:
             except NoCapacity as error:
                 problems.append(said(error))
                 continue
+            except Refused as error:
+                self._forget_templates([said(error)])
+                raise
             for made in answer.get("Instances", ()):
                 for instance in made.get("InstanceIds", ()):
                     subnet = made.get("LaunchTemplateAndOverrides", {}).get("Overrides", {}).get("SubnetId")
@@ -96,8 +100,7 @@ class Ec2Fleet:
             problems += [
                 (x.get("ErrorCode", ""), x.get("ErrorMessage", "")) for x in answer.get("Errors", ())
             ]
-        if any(code.startswith("InvalidLaunchTemplate") for code, _ in problems):
-            self._templates.clear()  # somebody deleted it: the next launch makes it again
+        self._forget_templates(problems)
         raise worst(problems, f"starting an instance of fleet {self.name}")
 
     def describe(self, launches: Sequence[str]) -> Mapping[str, InstanceView]:
@@ -139,6 +142,16 @@ class Ec2Fleet:
             Owned(_tag(x, marks.LAUNCH), _tag(x, marks.WORKER), str(x["InstanceId"]))
             for x in self._described(wanted)
         ]
+
+    def tidy(self, store_url: str, environment: Mapping[str, str], *, dry_run: bool = False) -> Sequence[str]:
+        """Delete the launch templates that earlier settings made. Should somebody still have those, they are made again."""
+        spec = WorkerSpec(id="any", command=("true",))
+        request = LaunchRequest("l-any", spec.id, store_url, spec, environment=environment)
+        current = template.template_name(self.name, self.template_data(request))
+        left = template.unused(self.aws, self.name, store_url, (current,), datetime.now(UTC))
+        for each in () if dry_run else left:
+            template.delete(self.aws, each)
+        return [f"launch template {each.name}" for each in left]
 
     def diagnose(self, store_url: str) -> Iterator[Finding]:
         """Credentials, permissions, network, image, types, bucket."""
@@ -206,19 +219,31 @@ class Ec2Fleet:
             bundle_sha256=self.settings.bundle_sha256 or "",
         )
 
-    def _ensure_template(self, request: LaunchRequest) -> str:
+    def template_data(self, request: LaunchRequest) -> dict[str, Any]:
+        """The content of the launch template: the same for all launches with these settings and this store."""
         own = (
             template.users_own(self.aws, self.settings.launch_template)
             if self.settings.launch_template
             else None
         )
-        data = template.template_data(self.settings, render(self.boot(request)), own)
+        return template.template_data(self.settings, render(self.boot(request)), own)
+
+    def _ensure_template(self, request: LaunchRequest) -> str:
+        data = self.template_data(request)
         name = template.template_name(self.name, data)
         if name not in self._templates:
-            self._templates[name] = template.ensure(self.aws, self.name, data, self.settings.tags)
+            self._templates[name] = template.ensure(
+                self.aws, self.name, request.store_url, data, self.settings.tags
+            )
         return self._templates[name]
 
-    def _suitable(self, request: LaunchRequest) -> Suitable:
+    def _forget_templates(self, problems: Sequence[tuple[str, str]]) -> None:
+        """Somebody deleted one: the next launch makes it again."""
+        if any(code.startswith("InvalidLaunchTemplate") for code, _ in problems):
+            self._templates.clear()
+
+    def suitable(self, request: LaunchRequest) -> Suitable:
+        """The pools that can take the worker. Raises NoCapacity or Refused when there are none."""
         types, offered, zones = self.catalog()
         found = suitable(types, offered, set(zones.values()), request.spec, request.fit, self.settings)
         if found.pools:

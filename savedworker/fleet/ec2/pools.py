@@ -14,6 +14,18 @@ MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """EC2's names of architectures, and ``uname -m``'s."""
 
 
+MEMORY_TOLERANCE = 0.2
+"""Share by which a GPU's memory as its driver tells it may differ from the one that EC2 tells: 39.4 of 40 GiB, 14.6 of 16."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, as EC2 tells of it. Memory in bytes, 0 where it is not told."""
+
+    model: str
+    memory: int = 0
+
+
 @dataclass(frozen=True)
 class Type:
     """One type of instance, as DescribeInstanceTypes tells. Memory in bytes."""
@@ -22,15 +34,20 @@ class Type:
     cpus: int
     memory: int
     architectures: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
-    """The model of each GPU."""
+    gpus: tuple[Card, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """What its processors are of: ``m6i``."""
+        return _family(self.name)
 
     @classmethod
     def parse(cls, answer: Mapping[str, Any]) -> Type:
         """From one element of the answer."""
-        gpus: list[str] = []
+        gpus: list[Card] = []
         for kind in answer.get("GpuInfo", {}).get("Gpus", ()):
-            gpus += [str(kind.get("Name", ""))] * int(kind.get("Count", 1))
+            memory = int(kind.get("MemoryInfo", {}).get("SizeInMiB", 0)) << 20
+            gpus += [Card(str(kind.get("Name", "")), memory)] * int(kind.get("Count", 1))
         return cls(
             name=answer["InstanceType"],
             cpus=int(answer.get("VCpuInfo", {}).get("DefaultVCpus", 1)),
@@ -62,6 +79,8 @@ def suitable(
     pools: list[Pool] = []
     why_not: dict[str, str] = {}
     by_checkpoint = 0
+    # What one size of a family lacks, the others will lack, too.
+    doubtful = {_family(x) for x in fit.unfit} - {_family(x) for x in fit.ran_on}
     for kind in types:
         too_small = _too_small(kind, spec, settings)
         misfit = "" if too_small else _misfit(kind, fit)
@@ -71,6 +90,7 @@ def suitable(
             by_checkpoint += bool(misfit)
             continue
         probable = not fit.ran_on or cpu_probably_fits(fit.ran_on[0], kind.name, settings.alike)
+        probable = probable and kind.family not in doubtful
         pools += [Pool(kind.name, zone, probable or fit.fingerprint is None) for zone in here]
     return Suitable(tuple(pools), why_not, fixable=by_checkpoint > 0)
 
@@ -85,9 +105,13 @@ def _too_small(kind: Type, spec: WorkerSpec, settings: Ec2Settings) -> str:
         return f"{kind.memory / (1 << 30):.1f} GiB of memory, not {wanted:.1f}"
     if settings.gpu_count and len(kind.gpus) < settings.gpu_count:
         return f"{len(kind.gpus)} GPUs, not {settings.gpu_count}"
-    if settings.gpu_model and any(gpu != settings.gpu_model for gpu in kind.gpus):
-        return f"GPU {kind.gpus[0]}, not {settings.gpu_model}"
+    if settings.gpu_model and any(gpu.model != settings.gpu_model for gpu in kind.gpus):
+        return f"GPU {kind.gpus[0].model}, not {settings.gpu_model}"
     return ""
+
+
+def _family(type_name: str) -> str:
+    return type_name.partition(".")[0]
 
 
 def _misfit(kind: Type, fit: Fit) -> str:
@@ -101,8 +125,20 @@ def _misfit(kind: Type, fit: Fit) -> str:
         return f"not {wanted.machine}, as the checkpoint is"
     if len(wanted.gpus) != len(kind.gpus) and wanted.gpus:
         return f"{len(kind.gpus)} GPUs, and the checkpoint has {len(wanted.gpus)}"
+    if kind.name == next(iter(fit.ran_on), None):
+        return ""  # whatever EC2 calls its GPUs: the checkpoint is of that type
     for there, gpu in zip(kind.gpus, wanted.gpus, strict=False):
-        # NVML says "NVIDIA A10G", EC2 says "A10G".
-        if there.lower() not in gpu.model.lower().replace("-", " ").split():
-            return f"GPU {there}, and the checkpoint has {gpu.model}"
+        if not _same_model(there, gpu.model):
+            return f"GPU {there.model}, and the checkpoint has {gpu.model}"
+        if there.memory and abs(gpu.memory - there.memory) > MEMORY_TOLERANCE * there.memory:
+            sizes = (
+                f"{there.memory / (1 << 30):.0f} GiB, and the checkpoint's has {gpu.memory / (1 << 30):.0f}"
+            )
+            return f"GPU {there.model} with {sizes}"
     return ""
+
+
+def _same_model(there: Card, model: str) -> bool:
+    """NVML says "NVIDIA A10G" and "NVIDIA RTX PRO 6000 Blackwell Server Edition", EC2 says "A10G" and "RTX PRO Server 6000"."""
+    words = set(model.lower().replace("-", " ").split())
+    return set(there.model.lower().replace("-", " ").split()) <= words

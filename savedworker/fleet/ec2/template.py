@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from savedworker.fleet.aws.marks import FLEET, digest
+from savedworker.fleet.aws.marks import FLEET, STORE, digest, store_mark
 from savedworker.fleet.aws.session import Aws, code_of
 from savedworker.fleet.ec2.settings import Ec2Settings
 from savedworker.model.errors import Refused, SavedWorkerError
 
 _ID = re.compile(r"lt-[0-9a-f]+")
+UNUSED_AFTER = 86400.0
+"""Seconds after its making in which a template that these settings do not name may be another controller's, which has other ones."""
 
 
 def template_data(
@@ -61,7 +65,7 @@ def template_name(fleet: str, data: Mapping[str, Any]) -> str:
     return f"savedworker-{fleet}-{digest(data)}"
 
 
-def ensure(aws: Aws, fleet: str, data: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+def ensure(aws: Aws, fleet: str, store_url: str, data: Mapping[str, Any], tags: Mapping[str, str]) -> str:
     """The name of the template with that content, made if it is not there."""
     name = template_name(fleet, data)
     try:
@@ -71,17 +75,52 @@ def ensure(aws: Aws, fleet: str, data: Mapping[str, Any], tags: Mapping[str, str
             "making the launch template",
             LaunchTemplateName=name,
             LaunchTemplateData=dict(data),
-            TagSpecifications=[
-                {
-                    "ResourceType": "launch-template",
-                    "Tags": [{"Key": k, "Value": v} for k, v in sorted({**tags, FLEET: fleet}.items())],
-                }
-            ],
+            TagSpecifications=tag_specifications(fleet, store_url, tags),
         )
     except SavedWorkerError as error:
         if "AlreadyExists" not in code_of(error.__cause__ or error):
             raise
     return name
+
+
+def tag_specifications(fleet: str, store_url: str, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The tags of a template: whose it is."""
+    own = {**tags, FLEET: fleet, STORE: store_mark(store_url)}
+    listed = [{"Key": key, "Value": value} for key, value in sorted(own.items())]
+    return [{"ResourceType": "launch-template", "Tags": listed}]
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A template that no launch will ask for any more."""
+
+    id: str
+    name: str
+
+
+def unused(aws: Aws, fleet: str, store_url: str, current: Collection[str], now: datetime) -> list[Unused]:
+    """The templates of ``fleet`` for that store that are not among the ``current`` names, and older than a day."""
+    ours = [
+        {"Name": f"tag:{FLEET}", "Values": [fleet]},
+        {"Name": f"tag:{STORE}", "Values": [store_mark(store_url)]},
+    ]
+    found = aws.pages(
+        "ec2", "describe_launch_templates", "looking for launch templates", "LaunchTemplates", Filters=ours
+    )
+    return [
+        Unused(str(x["LaunchTemplateId"]), str(x["LaunchTemplateName"]))
+        for x in found
+        if x["LaunchTemplateName"] not in current and (now - x["CreateTime"]).total_seconds() > UNUSED_AFTER
+    ]
+
+
+def delete(aws: Aws, template: Unused) -> None:
+    """Delete it, if it is there. Instances that were made from it are not touched."""
+    try:
+        aws.call("ec2", "delete_launch_template", "deleting a launch template", LaunchTemplateId=template.id)
+    except SavedWorkerError as error:
+        if not code_of(error.__cause__ or error).startswith("InvalidLaunchTemplate"):
+            raise
 
 
 def users_own(aws: Aws, reference: str) -> dict[str, Any]:

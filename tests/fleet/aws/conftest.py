@@ -27,7 +27,9 @@ from savedworker.fleet.base import LaunchRequest
 from savedworker.fleet.ec2 import Ec2Fleet
 from savedworker.fleet.ec2.settings import Ec2Settings
 from savedworker.model.spec import parse_spec
+from tests.fleet.aws import permissions
 
+POLICY = permissions.policy("controller-policy.json")
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
 STORE = "s3://workers/prefix"
@@ -53,6 +55,8 @@ class Cloud:
         self.iam = aws.client("iam")
         self.s3 = aws.client("s3")
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.denied: list[tuple[str, permissions.Need]] = []
+        """What the product called and docs/aws/controller-policy.json does not permit. No test may end with any."""
         self._count()
 
     def _count(self) -> None:
@@ -60,9 +64,20 @@ class Cloud:
 
         def counted(service: str, operation: str, doing: str, **parameters: Any) -> Any:
             self.calls.append((operation, parameters))
+            named = f"{service}.{operation}"
+            found = permissions.denied(POLICY, named, parameters, self.tags_of)
+            self.denied += [(named, need) for need in found]
             return call(service, operation, doing, **parameters)
 
         self.aws.call = counted  # type: ignore[method-assign]
+
+    def tags_of(self, name: str) -> dict[str, str]:
+        """The tags of an instance, a launch template or a job."""
+        job = batch_backends[ACCOUNT][REGION]._jobs.get(name)
+        if job is not None:
+            found: dict[str, str] = job.backend.list_tags_for_resource(job.arn)
+            return found
+        return dict(ec2_backends[ACCOUNT][REGION].tags.get(name, {}))
 
     def made(self, operation: str) -> list[dict[str, Any]]:
         """The parameters of every call of ``operation``."""
@@ -191,11 +206,14 @@ def cloud(moto_server: str, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(moto.batch.models.Job, "run", lambda self: None)
     monkeypatch.setattr(moto.batch.models.Job, "describe", _described)
     state_manager.set_transition("batch::job", {"progression": "manual", "times": 1_000_000})
+    made = Cloud(aws)
     try:
-        yield Cloud(aws)
+        yield made
     finally:
         state_manager.unset_transition("batch::job")
         _forget()
+        vars(aws).pop("call")
+    assert made.denied == []
 
 
 _describe = moto.batch.models.Job.describe

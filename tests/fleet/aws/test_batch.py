@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
 from savedworker.fleet.aws import marks
 from savedworker.fleet.aws_batch.ending import OURS
@@ -287,6 +288,34 @@ def test_owned_are_the_living_jobs_of_one_store(batch: Cloud):
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_a_submission_whose_answer_is_lost_is_looked_for_and_not_sent_again(batch: Cloud):
+    """SubmitJob has no client token: botocore's own second try would make a second job."""
+    sent: list[Any] = []
+    client = batch.aws.client("batch")
+
+    def lose(request: Any, **_: Any) -> None:
+        sent.append(request)
+        raise ReadTimeoutError(endpoint_url="https://batch", request=request)
+
+    client.meta.events.register("before-send.batch.SubmitJob", lose, unique_id="lost")
+    try:
+        with pytest.raises(Temporary):
+            batch.batch_fleet().launch(request())
+    finally:
+        client.meta.events.unregister("before-send.batch.SubmitJob", unique_id="lost")
+    assert len(sent) == 1
+
+
+def test_a_job_that_the_list_does_not_show_yet_is_known_by_its_id(
+    batch: Cloud, monkeypatch: pytest.MonkeyPatch
+):
+    fleet = batch.batch_fleet()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch.aws.client("batch"), "list_jobs", lambda **_: {"jobSummaryList": []})
+        made = fleet.launch(request()).instance
+        assert fleet.describe(["l-1"])["l-1"].instance == made
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.ec2.models import ec2_backends
 
 from savedworker.controller.reaping import reap
 from savedworker.controller.reconcile import Controller
@@ -20,7 +21,7 @@ from savedworker.model.record import Reason, State, WorkerRecord
 from savedworker.model.spec import parse_spec
 from savedworker.store.backend import open_store
 from savedworker.store.worker import WorkerStore
-from tests.fleet.aws.conftest import REGION, Cloud, refusal
+from tests.fleet.aws.conftest import ACCOUNT, REGION, Cloud, refusal
 from tests.model.test_documents import a_manifest
 
 
@@ -399,15 +400,27 @@ def test_gc_reaps_configured_fleets(on_ec2: Story, monkeypatch: pytest.MonkeyPat
 
     on_ec2.submit()
     left = from_store(on_ec2, "gone", "l-left")
+    (old,) = (
+        x["LaunchTemplateName"] for x in on_ec2.cloud.ec2.describe_launch_templates()["LaunchTemplates"]
+    )
+    for kept in ec2_backends[ACCOUNT][REGION].launch_templates.values():
+        kept.create_time -= timedelta(days=2)
     file = tmp_path / "fleets.yaml"
     fields = on_ec2.fleet.settings.model_dump(mode="json", exclude_defaults=True)
+    fields["key_name"] = "ann"
     file.write_text(yaml.safe_dump({"fleets": {"spot": {"kind": "ec2", **fields}}}))
     monkeypatch.setenv("SAVEDWORKER_FLEETS", str(file))
     for words, state in ((["--dry-run"], "running"), ([], "terminated")):
         done = CliRunner().invoke(cli, ["gc", "--json", "--store", on_ec2.store.url, *words])
         assert done.exit_code == 0, done.output
-        (found,) = json.loads(done.stdout)["instances"]
+        said = json.loads(done.stdout)
+        (found,) = said["instances"]
         assert (found["instance"], found["fleet"]) == (left, "spot")
+        assert said["tidied"] == [{"fleet": "spot", "what": f"launch template {old}"}]
+        there = {
+            x["LaunchTemplateName"] for x in on_ec2.cloud.ec2.describe_launch_templates()["LaunchTemplates"]
+        }
+        assert (old in there) is (words == ["--dry-run"])
         assert on_ec2.cloud.instance(left)["State"]["Name"] == state
 
 

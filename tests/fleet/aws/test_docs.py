@@ -16,6 +16,8 @@ from savedworker.fleet.aws_batch.settings import BatchSettings
 from savedworker.fleet.base import get_fleet
 from savedworker.fleet.ec2.settings import Ec2Settings
 from savedworker.model import defaults
+from tests.fleet.aws import permissions
+from tests.fleet.aws.permissions import Need
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docs/aws"
@@ -38,7 +40,7 @@ def test_every_setting_is_documented_and_every_documented_one_exists():
 
 def test_the_stated_limits_are_the_defaults():
     assert (defaults.ON_DEMAND_AFTER_LOSSES, defaults.LOSSES_WITHIN) == (3, 3600)
-    assert (defaults.ON_DEMAND_AFTER_WAIT, defaults.WAIT_PER_CHOICE) == (600, 300)
+    assert (defaults.ON_DEMAND_AFTER_WAIT, defaults.WAIT_PER_CHOICE, defaults.SPARE_FOR) == (600, 300, 600)
     assert (defaults.WAIT_FOR_CAPACITY, defaults.AVOID_RECLAIMED_PLACE, defaults.REAP_EVERY) == (
         1800,
         1800,
@@ -69,10 +71,52 @@ def test_every_call_of_the_fleets_is_permitted_and_nothing_else():
     }
     called |= {"iam:GetRole", "iam:GetInstanceProfile"}  # named by variables
     assert len(called) > 15
-    besides = {"ec2:RunInstances", "iam:PassRole", "batch:TagResource"}
+    besides = {"ec2:RunInstances", "iam:PassRole", "batch:TagResource", "ssm:GetParameters"}
     store = {f"s3:{x}Object" for x in ("Get", "Put", "Delete")}
     store |= {"s3:AbortMultipartUpload", "s3:ListBucket", "s3:GetBucketLocation"}
     assert actions(policies()["controller-policy.json"]) == called | besides | store
+
+
+TAGGED = {"aws:ResourceTag/savedworker:launch": "l-1"}
+S3 = "arn:aws:s3:::my-bucket"
+EC2 = f"arn:aws:ec2:{permissions.REGION}:{permissions.ACCOUNT}"
+KEY = f"arn:aws:ssm:{permissions.REGION}:{permissions.ACCOUNT}:parameter/savedworker/key"
+
+
+@pytest.mark.parametrize(
+    ("policy", "need", "allowed"),
+    [
+        # What every call of the product needs is looked at in every test with moto (conftest); this is the rest.
+        ("controller", Need("ec2:TerminateInstances", f"{EC2}:instance/i-1", TAGGED), True),
+        ("controller", Need("ec2:TerminateInstances", f"{EC2}:instance/i-1"), False),
+        ("controller", Need("ec2:CreateTags", f"{EC2}:instance/i-1"), False),
+        ("controller", Need("ec2:DeleteLaunchTemplate", f"{EC2}:launch-template/lt-1"), False),
+        ("controller", Need("ec2:CreateLaunchTemplate", f"{EC2}:launch-template/lt-1"), False),
+        ("controller", Need("ec2:RunInstances", f"{EC2}:instance/i-1"), False),
+        ("controller", Need("ssm:GetParameters", KEY), False),
+        ("controller", Need("s3:PutObject", f"{S3}/store/workers/w/spec.json"), True),
+        ("controller", Need("s3:PutObject", f"{S3}/savedworker-bundle.tar.gz"), False),
+        ("instance", Need("s3:PutObject", f"{S3}/store/workers/w/record.json"), True),
+        ("instance", Need("s3:GetObject", f"{S3}/savedworker-bundle.tar.gz"), True),
+        ("instance", Need("s3:PutObject", f"{S3}/savedworker-bundle.tar.gz"), False),
+        ("instance", Need("ssm:GetParameter", KEY), True),
+        ("instance", Need("ec2:TerminateInstances", f"{EC2}:instance/i-1", TAGGED), False),
+        ("execution", Need("ssm:GetParameters", KEY), True),
+    ],
+)
+def test_the_policies_allow_what_is_needed_and_not_its_neighbour(policy: str, need: Need, allowed: bool):
+    assert permissions.permitted(permissions.policy(f"{policy}-policy.json"), need) is allowed
+
+
+def test_the_bundle_is_where_instances_may_read_it_and_none_may_write_it():
+    """The steps, the example file and the policy name one place, and it is not within the store."""
+    (uploaded,) = re.findall(r"aws s3 cp \S+ s3://\$BUCKET/(\S+)", DOCS)
+    example = yaml.safe_load((FOLDER / "fleets.yaml").read_text())["fleets"]["spot"]["bundle"]
+    assert example == f"s3://my-bucket/{uploaded}"
+    assert KEY.endswith("parameter/savedworker/key")
+    assert "--name /savedworker/key " in DOCS
+    need = Need("s3:GetObject", f"{S3}/{uploaded}")
+    assert permissions.permitted(permissions.policy("instance-policy.json"), need)
 
 
 def test_the_policies_are_narrow():

@@ -109,6 +109,25 @@ def test_a_permission_that_is_missing_is_named(ready: Cloud, monkeypatch: pytest
     assert "docs/aws/controller-policy.json" in fix
 
 
+def test_the_permissions_that_a_launch_needs_besides_are_tried_without_making_anything(
+    ready: Cloud, monkeypatch: pytest.MonkeyPatch
+):
+    """RunInstances, tags and the role are what CreateFleet itself is asked for only when it makes an instance."""
+    said = [d for _, d, _ in of(look(ready.ec2_fleet(tags={"team": "a"})), "permissions")]
+    assert "ec2:RunInstances, with ec2:CreateTags and iam:PassRole, is permitted" in said
+    (asked,) = ready.made("run_instances")
+    assert (asked["DryRun"], asked["IamInstanceProfile"]) == (True, {"Name": "worker"})
+    assert asked["TagSpecifications"][0]["ResourceType"] == "instance"
+
+    def denied(**_: Any) -> Any:
+        raise refusal("UnauthorizedOperation", 403)
+
+    monkeypatch.setattr(ready.aws.client("ec2"), "run_instances", denied)
+    detail, _ = one(look(ready.ec2_fleet()), "permissions", "FAIL")
+    assert detail == "ec2:RunInstances, with ec2:CreateTags and iam:PassRole, is not permitted"
+    assert ready.instances() == []
+
+
 @pytest.mark.parametrize(
     ("settings", "check", "level", "text"),
     [
@@ -126,7 +145,9 @@ def test_a_permission_that_is_missing_is_named(ready: Cloud, monkeypatch: pytest
 def test_what_is_wrong_with_an_ec2_fleet_is_found(
     ready: Cloud, settings: dict[str, Any], check: str, level: str, text: str
 ):
-    assert text in one(look(ready.ec2_fleet(**settings)), check, level)[0]
+    found = look(ready.ec2_fleet(**settings))
+    assert text in one(found, check, level)[0]
+    assert [x.check for x in found if x.level == "FAIL"] == ([check] if level == "FAIL" else [])
 
 
 def test_an_instance_profile_without_a_role(ready: Cloud):

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import base64
 import subprocess
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from moto.ec2.models import ec2_backends
 
 from savedworker.fleet.aws import marks
-from savedworker.fleet.base import Chooses, Diagnoses, Fleet, Keeps, NoCapacity
+from savedworker.fleet.base import (
+    Chooses,
+    Diagnoses,
+    Fleet,
+    Keeps,
+    LaunchRequest,
+    NoCapacity,
+    Tidies,
+)
+from savedworker.fleet.ec2.pools import Card, Type, suitable
 from savedworker.fleet.ec2.settings import Ec2Settings
 from savedworker.fleet.ec2.user_data import Boot, render
 from savedworker.model.decisions import InstanceView
@@ -17,7 +28,7 @@ from savedworker.model.errors import Refused, SavedWorkerError, Temporary
 from savedworker.model.fingerprint import Fingerprint, Gpu
 from savedworker.model.placement import Fit
 from savedworker.model.record import Reason
-from tests.fleet.aws.conftest import REGION, STORE, Cloud, refusal, request
+from tests.fleet.aws.conftest import ACCOUNT, REGION, STORE, Cloud, refusal, request
 
 X86 = Fingerprint(machine="x86_64")
 
@@ -46,6 +57,7 @@ def test_it_is_a_fleet_that_chooses_keeps_and_diagnoses(cloud: Cloud):
     assert isinstance(fleet, Fleet)
     assert isinstance(fleet, Chooses)
     assert isinstance(fleet, Keeps)
+    assert isinstance(fleet, Tidies)
     assert isinstance(fleet, Diagnoses)
 
 
@@ -139,6 +151,60 @@ def test_the_users_own_template_is_kept_but_for_what_the_product_needs(cloud: Cl
     assert "InstanceMarketOptions" not in data
     with pytest.raises(SavedWorkerError):
         cloud.ec2_fleet(launch_template="nobodys").launch(request("l-2"))
+
+
+def age(cloud: Cloud, seconds: float) -> None:
+    """Let every template of the region be that much older."""
+    for kept in ec2_backends[ACCOUNT][REGION].launch_templates.values():
+        kept.create_time -= timedelta(seconds=seconds)
+
+
+def names(cloud: Cloud) -> set[str]:
+    return {x["LaunchTemplateName"] for x in cloud.ec2.describe_launch_templates()["LaunchTemplates"]}
+
+
+def test_templates_of_earlier_settings_go_a_day_later_and_nobody_elses(cloud: Cloud):
+    cloud.ec2.create_launch_template(LaunchTemplateName="mine", LaunchTemplateData={"ImageId": cloud.image})
+    cloud.ec2_fleet(tags={"team": "a"}).launch(request("l-0"))  # equal content
+    before = names(cloud)
+    cloud.ec2_fleet(key_name="ann").launch(request("l-1"))
+    (old,) = names(cloud) - before
+    other_store = LaunchRequest("l-2", "w", "s3://others/x", request().spec)
+    cloud.ec2_fleet(key_name="ann").launch(other_store)
+    other_fleet = cloud.ec2_fleet(key_name="ann")
+    other_fleet.name = "cheap"
+    other_fleet.launch(request("l-3"))
+    fleet = cloud.ec2_fleet()
+    fleet.launch(request("l-4"))
+    there = names(cloud)
+    assert len(there) == 5
+    assert fleet.tidy(STORE, {}) == []  # a controller that has not been told yet may still use it
+    age(cloud, 86401)
+    assert fleet.tidy(STORE, {}, dry_run=True) == [f"launch template {old}"]
+    assert names(cloud) == there
+    assert fleet.tidy(STORE, {}) == [f"launch template {old}"]
+    assert names(cloud) == there - {old}
+    assert fleet.tidy(STORE, {}) == []
+    assert len([x for x in cloud.instances() if x["State"]["Name"] == "running"]) == 5
+
+
+def test_a_template_that_somebody_deleted_is_made_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch):
+    """Another controller, with other settings, tidied. moto says so by an exception; EC2 may do it in the answer, too."""
+    fleet = cloud.ec2_fleet()
+    fleet.launch(request("l-1"))
+    (name,) = names(cloud)
+    cloud.ec2.delete_launch_template(LaunchTemplateName=name)
+    with pytest.raises(Refused, match="no such launch template"):
+        fleet.launch(request("l-2"))
+    assert fleet.launch(request("l-3")).instance
+    assert names(cloud) == {name}
+    missing = {"ErrorCode": "InvalidLaunchTemplateName.NotFoundException", "ErrorMessage": "gone"}
+    cloud.ec2.delete_launch_template(LaunchTemplateName=name)
+    with monkeypatch.context() as patch:
+        patch.setattr(cloud.aws.client("ec2"), "create_fleet", lambda **_: {"Errors": [missing]})
+        with pytest.raises(Refused, match="no such launch template"):
+            fleet.launch(request("l-4"))
+    assert fleet.launch(request("l-5")).instance
 
 
 # Where ----------------------------------------------------------------------------------------------------------------
@@ -254,6 +320,51 @@ def test_gpus_of_the_checkpoint_decide(cloud: Cloud):
     first = cloud.ec2_fleet(instance_types=["g4dn.xlarge", "g5.xlarge"], gpu_model="T4", gpu_count=1)
     first.launch(request("l-2"))
     assert {kind for kind, _ in overrides(cloud.made("create_fleet")[1])} == {"g4dn.xlarge"}
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+RTX = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+CARDS = {
+    "p4d.24xlarge": Card("A100", 40 << 30),
+    "p4de.24xlarge": Card("A100", 80 << 30),
+    "g7e.2xlarge": Card("RTX PRO Server 6000", 96 << 30),
+    "g6.xlarge": Card("L4", 24 << 30),
+    "g6e.xlarge": Card("L40S", 48 << 30),
+    "odd.large": Card("Some other name", 96 << 30),
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ran_on", "fits"),
+    [
+        (Gpu(model=A100, memory=42_298_834_944, driver="550"), "p4d.24xlarge", {"p4d.24xlarge"}),
+        (Gpu(model=A100, memory=85_899_345_920, driver="550"), "p4de.24xlarge", {"p4de.24xlarge"}),
+        (Gpu(model=RTX, memory=102_641_958_912, driver="570"), "g7e.2xlarge", {"g7e.2xlarge"}),
+        (Gpu(model="NVIDIA L4", memory=24_152_899_584, driver="550"), "g6.xlarge", {"g6.xlarge"}),
+        (Gpu(model="NVIDIA L40S", memory=48_305_799_168, driver="550"), "g6e.xlarge", {"g6e.xlarge"}),
+        # What nobody can tell by its names is at least welcome where it came from.
+        (Gpu(model="Brand New", memory=96 << 30, driver="1"), "odd.large", {"odd.large"}),
+    ],
+)
+def test_a_gpu_of_the_same_name_with_another_memory_is_another_one(gpu: Gpu, ran_on: str, fits: set[str]):
+    settings = Ec2Settings.model_validate({"instance_types": sorted(CARDS), "image": "ami-1"})
+    types = [Type(name, 8, 64 << 30, ("x86_64",), (card,)) for name, card in CARDS.items()]
+    fit = Fit(Fingerprint(machine="x86_64", gpus=(gpu,)), ran_on=(ran_on,))
+    offered = {(name, "a") for name in CARDS}
+    found = suitable(types, offered, {"a"}, request().spec, fit, settings)
+    assert {pool.type for pool in found.pools} == fits
+    assert found.fixable
+
+
+def test_what_one_size_of_a_family_was_found_to_lack_makes_the_others_come_last(cloud: Cloud):
+    """Learned from an agent that refused: their processors are the same."""
+    fleet = cloud.ec2_fleet(instance_types=["m5.large", "m5.xlarge", "m6i.large", "m6i.xlarge"])
+    fleet.launch(request(fit=Fit(X86, ran_on=("m5.large",), unfit=("m6i.large",))))
+    assert {kind for kind, _ in overrides(cloud.made("create_fleet")[0])} == {"m5.large", "m5.xlarge"}
+    # Not where it has run: then that one instance was odd.
+    fleet.launch(request("l-2", fit=Fit(X86, ran_on=("m5.large", "m6i.xlarge"), unfit=("m6i.large",))))
+    tried = {kind for kind, _ in overrides(cloud.made("create_fleet")[1])}
+    assert tried == {"m5.large", "m5.xlarge", "m6i.xlarge"}
 
 
 # How it ends ----------------------------------------------------------------------------------------------------------
@@ -466,20 +577,6 @@ def test_throttling_is_met_with_bounded_retries(cloud: Cloud, monkeypatch: pytes
     with pytest.raises(Temporary, match="slow down"):
         cloud.ec2_fleet().describe(["l-1"])
     assert len(calls) == 6
-
-
-def test_a_template_that_somebody_deleted_is_made_again(cloud: Cloud, monkeypatch: pytest.MonkeyPatch):
-    fleet = cloud.ec2_fleet(instance_types=["m5.large"])
-    fleet.launch(request())
-    client = cloud.aws.client("ec2")
-    gone = {"ErrorCode": "InvalidLaunchTemplateName.NotFoundException", "ErrorMessage": "no such template"}
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "create_fleet", lambda **_: {"Errors": [gone], "Instances": []})
-        (template,) = cloud.ec2.describe_launch_templates()["LaunchTemplates"]
-        cloud.ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
-        with pytest.raises(Refused, match="no such launch template"):
-            fleet.launch(request("l-2"))
-    assert fleet.launch(request("l-3")).instance
 
 
 def test_settings_that_cannot_work_are_refused():

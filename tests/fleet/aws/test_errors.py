@@ -54,6 +54,22 @@ def test_unknown_codes_fail_unless_the_service_is_at_fault():
     assert "SomethingNew" in str(as_error("x", "SomethingNew", "m"))
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "InsufficientVolumeCapacity",
+        "InsufficientCapacityOnHost",
+        "NetworkInterfaceLimitExceeded",
+        "FleetQuotaExceeded",
+    ],
+)
+def test_codes_of_the_kind_of_a_lack_are_one_although_nobody_listed_them(code: str):
+    error = as_error("starting an instance", code, "AWS's own words.")
+    assert isinstance(error, NoCapacity)
+    assert code in error.message
+    assert rule_for("RequestLimitExceeded").meaning == "throttled"
+
+
 def test_of_several_errors_the_most_hopeful_counts_and_the_others_are_named():
     none = ("InsufficientInstanceCapacity", "no m5.large")
     wrong = ("UnauthorizedOperation", "no role")
