@@ -12,9 +12,9 @@ from savedworker.agent.outputs import publish
 from savedworker.model.errors import BadSpec, Fenced, SavedWorkerError
 from savedworker.model.spec import Input, Output
 from savedworker.store import places
-from tests.store.conftest import BUCKET, FaultyProxy, proxy, s3_endpoint
+from tests.store.conftest import BUCKET, FaultyProxy, proxy, s3_endpoint, s3_server
 
-__all__ = ["proxy", "s3_endpoint"]  # fixtures
+__all__ = ["proxy", "s3_endpoint", "s3_server"]  # fixtures
 
 
 def quiet() -> None:

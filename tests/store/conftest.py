@@ -20,26 +20,39 @@ from savedworker.store import Store, open_store
 BUCKET = "saved-worker-tests"
 
 
+SETTINGS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """A moto S3 server with a bucket, and the AWS variables that lead to it."""
+def s3_server() -> Iterator[str]:
+    """A moto S3 server with a bucket."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
-    settings = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("AWS_") and name != "AWS_CA_BUNDLE":
-                patch.delenv(name)
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket=BUCKET)
-        client.close()
-        yield endpoint
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=SETTINGS["AWS_REGION"],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    client.close()
+    yield endpoint
     server.stop()
+
+
+@pytest.fixture
+def s3_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That server, and for this test the AWS variables that lead to it."""
+    for name in list(os.environ):
+        if name.startswith("AWS_") and name != "AWS_CA_BUNDLE":
+            monkeypatch.delenv(name)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
 
 
 @pytest.fixture
