@@ -186,11 +186,11 @@ def back(gib: float) -> None:
 
 
 class Peer(Protocol):
-    """Another way to save and restore a worker. Times in seconds."""
+    """Another way to save and restore a worker. Times in seconds; of ``export`` until it has ended, and until it is on the disk."""
 
     def start(self, program: str, *args: str) -> None: ...
     def change(self, times: int) -> None: ...
-    def export(self) -> float: ...
+    def export(self) -> tuple[float, float]: ...
     def import_(self) -> float: ...
     def close(self) -> None: ...
 
@@ -247,7 +247,8 @@ def reclaim(
                 other.start(CHANGES, kind, str(gib))
                 other.change(1)
                 back(gib)
-                _add(samples, peer_save=other.export())
+                ended, durable = other.export()
+                _add(samples, peer_save=ended, peer_durable=durable)
                 back(gib)
                 _add(samples, peer_restore=other.import_())
             finally:

@@ -149,6 +149,13 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
             figure(f"notice to committed, {what}", s["notice"], "s", against, sooner, than="podman export"),
             figure(f"the same without a base, {what}", s["first"], "s", against, first, than="podman export"),
             figure(
+                f"the same without a base, both on the disk, {what}",
+                s["first"],
+                "s",
+                s.get("peer_durable"),
+                than="podman export and fsync",
+            ),
+            figure(
                 f"the same against runc alone, {what}",
                 s["notice"],
                 "s",

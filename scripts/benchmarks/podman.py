@@ -124,14 +124,20 @@ class Podman:
         self("kill", "--signal", str(int(signal.SIGUSR1)), "peer")
         self.until("changed", times)
 
-    def export(self) -> float:
-        """``checkpoint --export``, compressed with zstd as by default; the container is gone then. Returns seconds."""
+    def export(self) -> tuple[float, float]:
+        """``checkpoint --export``, compressed with zstd as by default; the container is gone then.
+
+        Returns seconds until the command has ended, and until the archive is on the disk, as ours is when it is committed.
+        """
         os.sync()
         started = time.monotonic()
         self("container", "checkpoint", "--export", str(self.archive), "--compress", "zstd", "peer")
         seconds = time.monotonic() - started
+        with self.archive.open("rb") as file:
+            os.fsync(file.fileno())
+        durable = time.monotonic() - started
         self("rm", "-f", "peer")
-        return seconds
+        return seconds, durable
 
     def import_(self) -> float:
         """``restore --import`` of that archive. Returns seconds."""
