@@ -306,8 +306,8 @@ def forget(path: Path) -> None:
 
 
 def warm(path: Path) -> None:
-    """Have the files below ``path`` in the page cache."""
-    for file in path.rglob("*"):
+    """Have the file ``path``, or the files below it, in the page cache."""
+    for file in [path] if path.is_file() else path.rglob("*"):
         if file.is_file():
             with file.open("rb", buffering=0) as opened:
                 while opened.read(8 << 20):
