@@ -192,14 +192,14 @@ def get_provider_info() -> dict[str, Any]:
                         "default": "unlimited",
                     },
                     "max_cold_starts": {
-                        "description": "How often a task that can no longer be restored begins again from nothing without using a retry; then it fails with its reason.",
+                        "description": "How often a task that can no longer be restored begins again from nothing without using a retry; then it fails with its reason. A task's checkpoint (executor_config) goes before it.",
                         "version_added": "0.2.0",
                         "type": "string",
                         "example": "1",
                         "default": "3",
                     },
                     "wait_for_capacity": {
-                        "description": "How long an instance is sought before a task fails with the reason no_capacity. Empty: 30m. For a task that has not begun, Airflow's own [scheduler] task_queued_timeout comes first where it is shorter.",
+                        "description": "How long an instance is sought before a task fails with the reason no_capacity. Empty: 30m. A task's placement (executor_config) goes before it. For a task that has not begun, Airflow's own [scheduler] task_queued_timeout comes first where it is shorter.",
                         "version_added": "0.2.0",
                         "type": "string",
                         "example": "2h",

@@ -19,6 +19,7 @@ with DAG("digits_on_aws_batch", schedule=None, doc_md=__doc__):
         memory="2GiB",
         cpus=1,
         checkpoint_interval="2m",
+        placement={"on_demand_after_losses": 3, "on_demand_after_wait": "10m"},
         deferrable=True,
         retries=0,
     )

@@ -24,10 +24,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_provider_savedworker.executors import outcome
 from airflow_provider_savedworker.executors.settings import SECTION, Settings, read_settings, task_options
 from airflow_provider_savedworker.executors.tracker import Task, Tracker
-from airflow_provider_savedworker.executors.workload import worker_id, worker_spec
+from airflow_provider_savedworker.executors.workload import source, worker_id, worker_spec
 from savedworker.controller.client import Client
 from savedworker.model.errors import NotFound, SavedWorkerError, Temporary
 from savedworker.model.record import WorkerRecord
+from savedworker.model.written import read
 from savedworker.store.apart import open_store_apart
 from savedworker.store.worker import list_workers
 
@@ -132,9 +133,8 @@ class SavedWorkerExecutor(BaseExecutor):
         if not external_id:  # another executor's alias decides whether Airflow assigns one beforehand
             external_id = hashlib.sha256(f"{ti.id} {time.time_ns()}".encode()).hexdigest()[:32]
             self.running_state(key, external_id)
-        options = task_options(ti.executor_config)
-        fleet = self.client.controller.fleet(options.fleet or self.settings.fleet)
-        settings = self.settings
+        options, settings = task_options(ti.executor_config, source(ti)), self.settings
+        fleet = read(self.client.controller.fleet, options.fleet or settings.fleet, f"{source(ti)}: fleet")
         spec = worker_spec(workload, external_id, settings, options, fleet.lease_term, self._airflow_config)
         spec = spec.model_copy(update={"engine": {**spec.engine, "deployment": self.deployment}})
         self._track(Task(key, str(ti.id), external_id, spec.id, workload.log_path or "", spec=spec))

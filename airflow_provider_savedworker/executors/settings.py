@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +15,9 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from savedworker.model.errors import BadSpec
+from savedworker.model.spec import POLICIES, first_problem
+from savedworker.model.units import parse_duration, parse_interval, parse_size
+from savedworker.model.written import read
 
 SECTION = "savedworker"
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -44,34 +47,38 @@ class TaskOptions(BaseModel):
     fleet: str | None = None
     syscalls: Literal["guarded", "all"] = "guarded"
     checkpoint_interval: str | float | None = None
-    checkpoint_bandwidth: str | int | None = None
-    checkpoints_kept: int | None = None
-    when_unrestorable: Literal["cold_start", "fail"] = "cold_start"
-    max_cold_starts: int | None = None
+    """The short form of ``checkpoint.interval``."""
+    checkpoint: Any = None
+    """Fields of the checkpoint policy: a mapping, which ``read_checkpoint`` looks into."""
+    placement: Any = None
+    """Fields of the placement policy: a mapping, which ``read_placement`` looks into."""
     max_migrations: int | None = None
-    wait_for_capacity: str | float | None = None
-    wait_for_match: str | float | None = None
-    avoid_reclaimed: str | float | None = None
 
 
-def task_options(executor_config: Mapping[str, Any] | None) -> TaskOptions:
-    """The options in a task's ``executor_config``. Raises BadSpec that names what is wrong."""
+def task_options(executor_config: Mapping[str, Any] | None, task: str = "task") -> TaskOptions:
+    """The options in the ``executor_config`` of ``task``, which is for messages. Raises BadSpec that names what is wrong."""
     given: Any = dict(executor_config or {})
     if SECTION in given:
         given = given[SECTION]
     if not isinstance(given, Mapping):
         raise BadSpec(
-            f"executor_config[{SECTION!r}] is a {type(given).__name__}", "give a mapping of options"
+            f"{task}: executor_config[{SECTION!r}] is a {type(given).__name__}", "give a mapping of options"
         )
     try:
         return TaskOptions.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(x) for x in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(TaskOptions.model_fields)
-            raise BadSpec(f"executor_config: there is no option {where}", f"use one of: {known}") from error
-        raise BadSpec(f"executor_config: {where}: {first['msg']}", "correct that option") from error
+        raise BadSpec(f"{task}: executor_config: {first_problem(error)}", _fix(error)) from error
+
+
+def _fix(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    if problem["type"] != "extra_forbidden":
+        return "correct that option"
+    name = str(problem["loc"][0])
+    for group, model in POLICIES.items():
+        if name in model.model_fields:
+            return f"it is a field of {group}: {{{group!r}: {{{name!r}: …}}}}"
+    return f"use one of: {', '.join(TaskOptions.model_fields)}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,12 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
         except ValueError as error:
             raise BadSpec(f"[{SECTION}] {name} = {given!r} is no number", "correct it") from error
 
+    def written(name: str, parse: Callable[[str], object]) -> str | None:
+        given = text(name)
+        if given:
+            read(parse, given, f"[{SECTION}] {name}")
+        return given or None
+
     def count(name: str, default: int | None) -> int | None:
         given = text(name)
         if given.lower() in ("unlimited", "none"):
@@ -142,14 +155,14 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
         image=text("image", "host"),
         python=text("python"),
         user=text("user") or None,
-        memory=text("memory") or None,
+        memory=written("memory", parse_size),
         cpus=number("cpus", 0.0) or None,
         volumes=tuple(x.strip() for x in text("volumes").split(",") if x.strip()),
         environment={str(k): str(v) for k, v in given.items()},
-        checkpoint_interval=text("checkpoint_interval") or None,
+        checkpoint_interval=written("checkpoint_interval", parse_interval),
         max_migrations=count("max_migrations", None),
         max_cold_starts=count("max_cold_starts", 3),
-        wait_for_capacity=text("wait_for_capacity") or None,
+        wait_for_capacity=written("wait_for_capacity", parse_duration),
         poll_interval=max(0.2, number("poll_interval", 2.0)),
         token_lifetime=max(60.0, number("token_lifetime", 600.0)),
         threads=max(1, int(number("executor_threads", 8))),

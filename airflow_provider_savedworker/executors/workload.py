@@ -11,9 +11,9 @@ from typing import Any
 
 from airflow_provider_savedworker.executors.environment import worker_environment
 from airflow_provider_savedworker.executors.settings import Settings, TaskOptions, interpreter
-from savedworker.model import defaults
 from savedworker.model.spec import Volume, WorkerSpec, parse_spec
 from savedworker.model.units import parse_duration, parse_interval, parse_size
+from savedworker.model.written import read, read_checkpoint, read_placement
 
 NO_TOKEN = "held-by-the-relay"
 """In the place of the workload's token: the worker's memory holds none that anybody would accept."""
@@ -44,6 +44,11 @@ def labels(ti: Any, external_id: str, log_path: str | None, deployment: str) -> 
     return {"deployment": deployment, **found} if deployment else found
 
 
+def source(ti: Any) -> str:
+    """How messages about its options name the task."""
+    return f"task {ti.dag_id}.{ti.task_id}"
+
+
 def worker_spec(
     workload: Any,
     external_id: str,
@@ -60,28 +65,12 @@ def worker_spec(
     document["token"] = NO_TOKEN
     image = options.image or settings.image
     given = {**settings.environment, **(options.env or {})}
-    wanted = (
-        options.checkpoint_interval
-        if options.checkpoint_interval is not None
-        else settings.checkpoint_interval
-    )
-    checkpoint: dict[str, Any] = {
-        "interval": defaults.CHECKPOINT_INTERVAL if wanted is None else parse_interval(wanted),
-        "when_unrestorable": options.when_unrestorable,
-        "max_cold_starts": _first(options.max_cold_starts, settings.max_cold_starts),
+    task = source(ti)
+    checkpoint = {
+        **_checkpoint_of_all(settings),
+        **read_checkpoint(options.checkpoint, options.checkpoint_interval, task),
     }
-    if options.checkpoint_bandwidth is not None:
-        checkpoint["bandwidth"] = parse_size(options.checkpoint_bandwidth)
-    if options.checkpoints_kept is not None:
-        checkpoint["keep"] = options.checkpoints_kept
-    if options.wait_for_match is not None:
-        checkpoint["wait_for_match"] = parse_duration(options.wait_for_match)
-    placement = {}
-    capacity = _first(options.wait_for_capacity, settings.wait_for_capacity)
-    if capacity is not None:
-        placement["wait_for_capacity"] = parse_duration(capacity)
-    if options.avoid_reclaimed is not None:
-        placement["avoid_reclaimed"] = parse_duration(options.avoid_reclaimed)
+    placement = {**_placement_of_all(settings), **read_placement(options.placement, task)}
     memory = _first(options.memory, settings.memory)
     return parse_spec(
         {
@@ -95,8 +84,11 @@ def worker_spec(
             "env": worker_environment(config, home, given, as_here=image == "host"),
             "user": options.user or settings.user or _user_here(image),
             "image": image,
-            "volumes": tuple(Volume.parse(x) for x in _first(options.volumes, settings.volumes) or ()),
-            "memory": None if memory is None else parse_size(memory),
+            "volumes": tuple(
+                read(Volume.parse, x, f"{task}: volumes")
+                for x in _first(options.volumes, settings.volumes) or ()
+            ),
+            "memory": None if memory is None else read(parse_size, memory, f"{task}: memory"),
             "cpus": _first(options.cpus, settings.cpus),
             "syscalls": options.syscalls,
             "fleet": options.fleet or settings.fleet,
@@ -112,8 +104,23 @@ def worker_spec(
                 "task": str(ti.id),
             },
         },
-        source=f"task {ti.dag_id}.{ti.task_id}",
+        source=task,
     )
+
+
+def _checkpoint_of_all(settings: Settings) -> dict[str, Any]:
+    """What ``[savedworker]`` says of the checkpoint policy."""
+    found: dict[str, Any] = {"max_cold_starts": settings.max_cold_starts}
+    if settings.checkpoint_interval is not None:
+        found["interval"] = parse_interval(settings.checkpoint_interval)
+    return found
+
+
+def _placement_of_all(settings: Settings) -> dict[str, Any]:
+    """What ``[savedworker]`` says of the placement policy."""
+    if settings.wait_for_capacity is None:
+        return {}
+    return {"wait_for_capacity": parse_duration(settings.wait_for_capacity)}
 
 
 def _first(*values: Any) -> Any:

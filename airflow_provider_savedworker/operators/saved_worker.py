@@ -80,7 +80,11 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
     :param memory: limit, such as ``4GiB``, or a number of bytes.
     :param cpus: limit, in CPUs.
     :param network: ``private`` or ``host``.
-    :param checkpoint_interval: ``5m``, a number of seconds, ``auto``, or ``off`` (on notice only). Templated.
+    :param checkpoint_interval: ``5m``, a number of seconds, ``auto``, or ``off`` (on notice only): the short form of
+        ``checkpoint={"interval": …}``. Templated.
+    :param checkpoint: fields of the checkpoint policy as in docs/spec.md, such as ``{"keep": 3, "bandwidth": "4MiB"}``. Templated.
+    :param placement: fields of the placement policy as in docs/spec.md, such as ``{"on_demand_after_losses": 2, "spare_for": None}``.
+        Templated.
     :param max_migrations: how many moves are allowed; None for any number, 0 for none.
     :param fleet: kind of instance; otherwise the connection's, then ``[savedworker] fleet``. Templated.
     :param syscalls: ``guarded`` or ``all``: whether system calls whose state cannot be saved are refused.
@@ -104,12 +108,20 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         "inputs",
         "outputs",
         "checkpoint_interval",
+        "checkpoint",
+        "placement",
         "fleet",
         "store",
         "name",
         "savedworker_conn_id",
     )
-    template_fields_renderers = {"command": "bash", "env": "json", "volumes": "json"}  # noqa: RUF012
+    template_fields_renderers = {  # noqa: RUF012
+        "command": "bash",
+        "env": "json",
+        "volumes": "json",
+        "checkpoint": "json",
+        "placement": "json",
+    }
     operator_extra_links = (SavedWorkerLink(),)
     ui_color = "#d7ecd9"
     external_id_key = STATE_KEY
@@ -130,6 +142,8 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         cpus: float | None = None,
         network: str = "private",
         checkpoint_interval: str | float | None = None,
+        checkpoint: Mapping[str, Any] | None = None,
+        placement: Mapping[str, Any] | None = None,
         max_migrations: int | None = None,
         fleet: str | None = None,
         syscalls: str = "guarded",
@@ -155,6 +169,8 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         self.cpus = cpus
         self.network = network
         self.checkpoint_interval = checkpoint_interval
+        self.checkpoint = checkpoint
+        self.placement = placement
         self.max_migrations = max_migrations
         self.fleet = fleet
         self.syscalls = syscalls
@@ -391,18 +407,21 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
 
     def worker_spec(self, context: Context, hook: SavedWorkerHook) -> WorkerSpec:
         """The specification of this try's worker. Raises Refused (BadSpec) for fields that are wrong."""
-        from savedworker.model import defaults
         from savedworker.model.errors import BadSpec
         from savedworker.model.spec import Input, Output, Volume, parse_spec
         from savedworker.model.units import parse_interval, parse_size
+        from savedworker.model.written import read, read_checkpoint, read_placement
 
         ti = context["ti"]
+        source = f"task {ti.task_id}"
         if not self.command:
-            raise BadSpec("command is empty", "give a program and its arguments, or a line for the shell")
-        wanted = (
-            self.checkpoint_interval if self.checkpoint_interval is not None else hook.checkpoint_interval
-        )
-        interval = defaults.CHECKPOINT_INTERVAL if wanted is None else parse_interval(wanted)
+            raise BadSpec(
+                f"{source}: command is empty", "give a program and its arguments, or a line for the shell"
+            )
+        checkpoint = read_checkpoint(self.checkpoint, self.checkpoint_interval, source)
+        if "interval" not in checkpoint and hook.checkpoint_interval is not None:
+            where = f"connection {self.savedworker_conn_id}: checkpoint_interval"
+            checkpoint["interval"] = read(parse_interval, hook.checkpoint_interval, where)
         command = (
             ["/bin/sh", "-c", self.command]
             if isinstance(self.command, str)
@@ -416,21 +435,22 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
                 "image": self.image,
                 "user": self.user,
                 "workdir": self.workdir,
-                "volumes": tuple(Volume.parse(x) for x in self.volumes),
-                "inputs": tuple(Input.parse(x) for x in self.inputs),
-                "outputs": tuple(Output.parse(x) for x in self.outputs),
+                "volumes": tuple(read(Volume.parse, x, f"{source}: volumes") for x in self.volumes),
+                "inputs": tuple(read(Input.parse, x, f"{source}: inputs") for x in self.inputs),
+                "outputs": tuple(read(Output.parse, x, f"{source}: outputs") for x in self.outputs),
                 "credentials": self.credentials,
-                "memory": None if self.memory is None else parse_size(self.memory),
+                "memory": None if self.memory is None else read(parse_size, self.memory, f"{source}: memory"),
                 "cpus": self.cpus,
                 "network": self.network,
                 "syscalls": self.syscalls,
                 "fleet": hook.fleet,
                 "lease_term": hook.lease_term(),
-                "checkpoint": {"interval": interval},
+                "checkpoint": checkpoint,
+                "placement": read_placement(self.placement, source),
                 "max_migrations": self.max_migrations,
                 "engine": engine_labels(ti),
             },
-            source=f"task {ti.task_id}",
+            source=source,
         )
 
     # -- following --

@@ -11,23 +11,19 @@ from typing import Any
 import yaml
 
 from savedworker.cli.unbuilt import not_built
-from savedworker.model.errors import BadSpec, Refused
-from savedworker.model.spec import Input, Output, Volume
-from savedworker.model.units import parse_duration, parse_interval, parse_size
+from savedworker.model.errors import BadSpec
+from savedworker.model.spec import POLICIES, Input, Output, Volume
+from savedworker.model.units import parse_duration, parse_size
+from savedworker.model.written import read, read_policy
 
 MAX_BYTES = 1 << 20
 """Longest spec file in bytes."""
 
-_DURATIONS = ("lease_term", "orphan_after", "retention")
-_NESTED_DURATIONS = {
-    "checkpoint": ("interval", "wait_for_match"),
-    "placement": (
-        "wait_for_capacity",
-        "avoid_reclaimed",
-        "wait_per_choice",
-        "on_demand_after_wait",
-        "spare_for",
-    ),
+_UNITS: dict[str, Callable[[Any], Any]] = {
+    "lease_term": parse_duration,
+    "orphan_after": parse_duration,
+    "retention": parse_duration,
+    "memory": parse_size,
 }
 _WRITTEN: dict[str, type[Volume | Input | Output]] = {"volumes": Volume, "inputs": Input, "outputs": Output}
 _UNBUILT = ("gpus",)
@@ -127,40 +123,20 @@ def _friendly(data: dict[Any, Any], name: str) -> dict[str, Any]:
             f"{name}: command is not a list of words", "write it as [python, train.py], there is no shell"
         )
     found = dict(data)
-    for field in _DURATIONS:
-        _convert(found, field, parse_duration, f"{name}: {field}")
-    _convert(found, "memory", parse_size, f"{name}: memory")
-    for group, fields in _NESTED_DURATIONS.items():
-        if isinstance(found.get(group), dict):
-            nested = found[group] = dict(found[group])
-            for field in fields:
-                where = f"{name}: {group}.{field}"
-                _convert(nested, field, parse_interval if field == "interval" else parse_duration, where)
-            for field in ("bandwidth", "memory_budget"):
-                _convert(nested, field, parse_size, f"{name}: {group}.{field}")
+    for field, parse in _UNITS.items():
+        if found.get(field) is not None:
+            found[field] = read(parse, found[field], f"{name}: {field}")
+    for group in POLICIES:
+        if group in found:
+            found[group] = read_policy(group, found[group], name)
     for field, kind in _WRITTEN.items():
         if isinstance(found.get(field), list):
             found[field] = [_written(x, kind, f"{name}: {field}") for x in found[field]]
     return found
 
 
-def _convert(data: dict[str, Any], field: str, parse: Callable[[str], Any], where: str) -> None:
-    value = data.get(field)
-    if not isinstance(value, str):
-        return
-    try:
-        data[field] = parse(value)
-    except BadSpec:
-        raise
-    except Refused as error:
-        raise BadSpec(f"{where}: {error.message}", error.fix) from error
-
-
 def _written(entry: Any, kind: type[Volume | Input | Output], where: str) -> Any:
     """An entry that is written in one word, as its fields; any other as it is."""
     if not isinstance(entry, str):
         return entry
-    try:
-        return kind.parse(entry).model_dump()
-    except BadSpec as error:
-        raise BadSpec(f"{where}: {error.message}", error.fix) from error
+    return read(kind.parse, entry, where).model_dump()

@@ -61,7 +61,7 @@ class Volume(Frozen):
         try:
             return cls(source=parts[0], target=parts[1], read_only=len(parts) == 3 and parts[2] == "ro")
         except ValidationError as error:
-            raise BadSpec(f"volume {text!r}: {_first(error)}", "give two absolute paths") from error
+            raise BadSpec(f"volume {text!r}: {first_problem(error)}", "give two absolute paths") from error
 
 
 _REGISTRY_IMAGE = re.compile(
@@ -131,7 +131,7 @@ def _parsed(kind: type[_Transfer], text: str, **fields: str) -> _Transfer:
         return kind(**fields)
     except ValidationError as error:
         raise BadSpec(
-            f"{kind.__name__.lower()} {text!r}: {_first(error)}", "give a URL and an absolute path"
+            f"{kind.__name__.lower()} {text!r}: {first_problem(error)}", "give a URL and an absolute path"
         ) from error
 
 
@@ -165,6 +165,10 @@ class PlacementPolicy(Frozen):
     """Seconds without spot capacity after which on-demand is used; null never."""
     spare_for: Seconds | None = defaults.SPARE_FOR
     """Seconds for which a spare instance waits that is launched when EC2 recommends to leave; null launches none."""
+
+
+POLICIES: dict[str, type[Frozen]] = {"checkpoint": CheckpointPolicy, "placement": PlacementPolicy}
+"""The fields of WorkerSpec that are groups of fields, which people give in part."""
 
 
 class RelaySpec(Frozen):
@@ -375,14 +379,22 @@ def parse_spec(data: Any, source: str = "spec") -> WorkerSpec:
     try:
         return WorkerSpec.model_validate(data)
     except ValidationError as error:
-        raise BadSpec(f"{source}: {_first(error)}", "correct that field") from error
+        raise BadSpec(f"{source}: {first_problem(error)}", _fix(error)) from error
+
+
+def _fix(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    *groups, _ = problem["loc"] or ("",)
+    if problem["type"] == "extra_forbidden" and len(groups) == 1 and groups[0] in POLICIES:
+        return f"use one of: {', '.join(POLICIES[str(groups[0])].model_fields)}"
+    return "correct that field"
 
 
 _ALTERNATIVES = ("constrained-float", "literal['auto']")
 """What pydantic adds to the place of a problem when a field may be of several kinds; the first kind's problem is told."""
 
 
-def _first(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
     """The first problem in one line: where, and what."""
     problem = error.errors(include_url=False)[0]
     words = [str(part) for part in problem["loc"] if part not in _ALTERNATIVES]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_savedworker.hooks.saved_worker import SavedWorkerHook
 from savedworker.controller.client import Client
 from tests.airflow.conftest import States, make_context
+from tests.model.policies import WRITTEN, as_read, as_written, of, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,28 @@ def test_a_string_that_a_function_returns_is_run_by_the_shell(client: Client) ->
     assert submitted(client, train).command == ("/bin/sh", "-c", "echo a | cat")
 
 
+def test_every_field_of_the_policies_can_be_given_and_texts_in_them_are_templated(client: Client) -> None:
+    def train() -> list[str]:
+        return ["train"]
+
+    checkpoint = as_written("checkpoint") | {"interval": "{{ ti.try_number * 90 }}s"}
+    spec = submitted(client, train, checkpoint=checkpoint, placement=as_written("placement"))
+    for group in WRITTEN:
+        assert of(spec, group) == as_read(group)
+
+
+def test_a_policy_that_is_wrong_is_one_line_with_task_field_and_fix(client: Client) -> None:
+    def train() -> list[str]:
+        return ["train"]
+
+    with pytest.raises(AirflowFailException) as caught:
+        submitted(client, train, placement={"spare_for": "5 min"})
+    assert refusal(
+        caught.value, "task train", "placement.spare_for: '5 min' is not a duration", "write it as 30s"
+    )
+    assert client.list() == []
+
+
 @pytest.mark.parametrize("returned", [None, "", " ", [], 3, ["train", 3], {"command": "x"}])
 def test_a_function_that_returns_no_command_fails_and_submits_nothing(returned: Any, client: Client) -> None:
     def train() -> Any:
@@ -80,7 +103,7 @@ def test_the_function_is_not_called_on_the_way_back_from_a_deferral(client: Clie
 def test_the_function_can_be_mapped() -> None:
     with DAG("Some.DAG") as dag:
 
-        @task.saved_worker(checkpoint_interval="1m", skip_on_exit_code=3)
+        @task.saved_worker(checkpoint_interval="1m", skip_on_exit_code=3, placement={"spare_for": None})
         def train(rate: float) -> list[str]:
             return ["train", str(rate)]
 
@@ -88,4 +111,5 @@ def test_the_function_can_be_mapped() -> None:
     mapped: Any = dag.get_task("train")
     made = mapped.unmap({"op_kwargs": {"rate": 0.2}})
     assert (made.checkpoint_interval, made.skip_on_exit_code) == ("1m", 3)
+    assert made.placement == {"spare_for": None}
     assert made.python_callable(**made.op_kwargs) == ["train", "0.2"]

@@ -63,6 +63,8 @@ def test_a_task_ends_as_its_process_does_with_every_line_once_and_the_report_as_
         0,
     )
     assert report["id"] == good.worker()
+    spec = engine.client.spec(good.worker())
+    assert (spec.checkpoint.max_cold_starts, spec.placement.spare_for) == (9, None), "as its DAG says"
     assert good.output() == [f"tick {i}" for i in range(5)]
     assert (good.tries(), good.callbacks()) == ([(1, "success")], ["success 1"])
     link = engine.airflow.xcom("worker_plain", good.id, "work", "_link_SavedWorkerLink")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow import sdk
 from airflow.executors.workloads.base import BundleInfo
 from airflow.executors.workloads.task import ExecuteTask, TaskInstanceDTO
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import TaskInstanceState
 
 from airflow_provider_savedworker.executors import database, outcome, saved_worker_executor
@@ -27,9 +31,11 @@ from savedworker.controller.client import Client
 from savedworker.model import events as ev
 from savedworker.model.errors import BadSpec, SavedWorkerError
 from savedworker.model.record import Reason, WorkerRecord
+from savedworker.model.spec import CheckpointPolicy, PlacementPolicy, WorkerSpec
 from tests.agent.fake_execution_api import FakeApi
 from tests.airflow.conftest import Hand, HandFleet
 from tests.certificates import make_certificates
+from tests.model.policies import WRITTEN, WRONG, as_read, as_written, of
 
 
 class Bed:
@@ -188,13 +194,27 @@ def test_a_token_is_there_before_the_first_instance_and_renewed_in_time(
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"memory": "much"}, "much"),
-        ({"memroy": "1GiB"}, "there is no option memroy"),
-        ({"fleet": "moon"}, "moon"),
-        ({"image": "relative/folder"}, "relative/folder"),
-        ({"savedworker": {"cpus": "two"}}, "cpus"),
-        ({"checkpoint_interval": "often"}, "often"),
-        ({"volumes": ["/a"]}, "/a"),
+        ({"memory": "much"}, "task d.t: memory: 'much' is not a size"),
+        (
+            {"memroy": "1GiB"},
+            "task d.t: executor_config: memroy: there is no such field. Fix: use one of: memory, ",
+        ),
+        ({"fleet": "moon"}, "task d.t: fleet: there is no fleet 'moon'. Fix: use one of: "),
+        ({"image": "relative/folder"}, "task d.t: image: image 'relative/folder'"),
+        ({"savedworker": {"cpus": "two"}}, "task d.t: executor_config: cpus: Input should be a valid number"),
+        ({"savedworker": 5}, "task d.t: executor_config['savedworker'] is a int"),
+        ({"checkpoint_interval": "often"}, "task d.t: checkpoint_interval: 'often' is not a duration"),
+        ({"volumes": ["/a"]}, "task d.t: volumes: volume '/a' is not SRC:DST"),
+        (
+            {"checkpoint_interval": "5m", "checkpoint": {"interval": "off"}},
+            "task d.t: checkpoint_interval and checkpoint.interval are one field. Fix: give one of them",
+        ),
+        (
+            {"wait_for_capacity": "1h"},
+            "task d.t: executor_config: wait_for_capacity: there is no such field. "
+            "Fix: it is a field of placement: {'placement': {'wait_for_capacity': …}}",
+        ),
+        *((fields, f"task d.t: {message}") for fields, message, _ in WRONG),
     ],
 )
 def test_wrong_options_fail_the_task_at_once_with_a_clear_line(
@@ -207,19 +227,87 @@ def test_wrong_options_fail_the_task_at_once_with_a_clear_line(
     bed.queue(bed.workload(**config))
     ((state, info),) = bed.executor.get_event_buffer().values()
     assert state == TaskInstanceState.FAILED
-    assert why in info
+    assert str(info).startswith(why)
+    assert ". Fix: " in str(info)
+    assert "\n" not in str(info)
     assert not bed.executor.running
     assert [x.event for x in bed.executor._task_event_logs] == ["saved worker refused"]
+    assert bed.client.list() == []
+
+
+def queued_spec(bed: Bed, **config: Any) -> WorkerSpec:
+    """The specification of a task that is queued with this ``executor_config``."""
+    workload = bed.queue(bed.workload(**config))
+    bed.round()
+    return bed.hand(workload).spec
 
 
 def test_options_of_one_task_go_before_those_of_all(bed: Bed) -> None:
-    workload = bed.queue(
-        bed.workload(memory="1GiB", cpus=2, max_migrations=4, checkpoint_interval="7s", max_cold_starts=0)
+    bed.executor.settings = dataclasses.replace(  # type: ignore[misc]
+        bed.executor.settings,
+        memory="2GiB",
+        cpus=1.0,
+        max_migrations=9,
+        checkpoint_interval="10m",
+        max_cold_starts=4,
+        wait_for_capacity="1h",
     )
-    bed.round()
-    spec = bed.hand(workload).spec
+    spec = queued_spec(bed)
+    assert (spec.memory, spec.cpus, spec.max_migrations) == (2 << 30, 1.0, 9)
+    assert spec.checkpoint == CheckpointPolicy(interval=600.0, max_cold_starts=4)
+    assert spec.placement == PlacementPolicy(wait_for_capacity=3600.0)
+    spec = queued_spec(
+        bed,
+        memory="1GiB",
+        cpus=2,
+        max_migrations=4,
+        checkpoint_interval="7s",
+        checkpoint={"max_cold_starts": 0},
+        placement={"wait_for_capacity": "1m"},
+    )
     assert (spec.memory, spec.cpus, spec.max_migrations) == (1 << 30, 2.0, 4)
-    assert (spec.checkpoint.interval, spec.checkpoint.max_cold_starts) == (7.0, 0)
+    assert spec.checkpoint == CheckpointPolicy(interval=7.0, max_cold_starts=0)
+    assert spec.placement == PlacementPolicy(wait_for_capacity=60.0)
+
+
+def test_null_in_a_policy_goes_before_the_setting_of_all(bed: Bed) -> None:
+    bed.executor.settings = dataclasses.replace(  # type: ignore[misc]
+        bed.executor.settings, checkpoint_interval="10m", max_cold_starts=4
+    )
+    spec = queued_spec(bed, checkpoint={"interval": None, "max_cold_starts": None})
+    assert (spec.checkpoint.interval, spec.checkpoint.max_cold_starts) == (None, None)
+
+
+def test_without_options_the_policies_are_the_defaults_but_for_cold_starts(bed: Bed) -> None:
+    spec = queued_spec(bed)
+    assert spec.checkpoint == CheckpointPolicy(max_cold_starts=3)
+    assert spec.placement == PlacementPolicy()
+
+
+def test_every_field_of_the_policies_can_be_given(bed: Bed) -> None:
+    spec = queued_spec(bed, **{group: as_written(group) for group in WRITTEN})
+    for group in WRITTEN:
+        assert of(spec, group) == as_read(group)
+
+
+def test_the_documented_example_of_both_policies_is_an_executor_config(bed: Bed) -> None:
+    page = (Path(__file__).parents[2] / "docs/executor.md").read_text()
+    example = page.partition("`checkpoint` and `placement` are mappings")[2].split("```")[1]
+    names: dict[str, Any] = {"task": sdk.task}
+    with sdk.DAG("d") as dag:
+        exec(example.removeprefix("python\n") + "build()", names)
+    spec = queued_spec(bed, **(dag.get_task("build").executor_config or {}))
+    assert spec.checkpoint == CheckpointPolicy(interval=600, keep=3, max_cold_starts=0)
+    assert spec.placement == PlacementPolicy(on_demand_after_losses=2, wait_for_capacity=7200)
+
+
+def test_policies_come_through_the_serialized_dag_as_they_were_given() -> None:
+    given = {group: as_written(group) for group in WRITTEN}
+    with sdk.DAG("d") as dag:
+        PythonOperator(task_id="t", python_callable=print, executor_config={"savedworker": given})
+    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    options = task_options(DagSerialization.from_dict(stored).get_task("t").executor_config)
+    assert {group: getattr(options, group) for group in WRITTEN} == given
 
 
 def test_options_beside_those_of_other_executors() -> None:
@@ -280,7 +368,15 @@ def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("SAVEDWORKER_STORE", raising=False)
     with pytest.raises(BadSpec, match="no store"):
         read_settings(Conf(), "")
-    for name, value in (("poll_interval", "often"), ("environment", "[1]"), ("environment", "{")):
+    wrong = (
+        ("poll_interval", "often"),
+        ("environment", "[1]"),
+        ("environment", "{"),
+        ("memory", "much"),
+        ("checkpoint_interval", "often"),
+        ("wait_for_capacity", "long"),
+    )
+    for name, value in wrong:
         with pytest.raises(BadSpec, match=name):
             read_settings(Conf({"store": "/s", name: value}), "")
     found = read_settings(Conf({"store": "/s", "max_migrations": "unlimited", "max_cold_starts": "1"}), "u")

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from savedworker.model.spec import CheckpointPolicy, PlacementPolicy
 from tests.airflow.engine import eventually
 from tests.airflow.executor_bed import Bed, Run, executor_bed, in_the_meantime, oracle
 
@@ -86,6 +87,9 @@ def test_a_task_that_is_lost_reads_what_it_had_written_when_it_was_saved(bed: Be
     """Since then it has overwritten it: Airflow's database does not go back with the task."""
     run = bed.run("saved_reads", 30)
     worker = run.running(said="first is written")
+    spec = bed.client.spec(worker)
+    assert spec.checkpoint == CheckpointPolicy(interval=None, max_cold_starts=3)
+    assert spec.placement == PlacementPolicy(spare_for=None, on_demand_after_wait=1200.0)
     bed.client.checkpoint(worker)
     name = bed.labels(worker)["ti_id"]
     bed.airflow.call("POST", "/api/v2/variables", {"key": f"go_{name}", "value": "go"})

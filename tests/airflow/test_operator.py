@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ from airflow_provider_savedworker.operators.saved_worker import (
 from savedworker.controller.client import Client
 from savedworker.model import events as ev
 from savedworker.model.record import Reason
-from savedworker.model.spec import check_worker_id
+from savedworker.model.spec import CheckpointPolicy, PlacementPolicy, check_worker_id
 from tests.airflow.conftest import Hand, HandFleet, States, make_context
+from tests.model.policies import WRITTEN, WRONG, as_read, as_written, of, refusal
 
 Make = Callable[..., SavedWorkerOperator]
 
@@ -106,19 +108,114 @@ def test_the_checkpoint_interval_can_adapt_itself(client: Client) -> None:
     assert spec.checkpoint.interval == "auto"
 
 
+@pytest.mark.parametrize("given", [as_written, as_read])
+def test_every_field_of_the_policies_can_be_given(client: Client, given: Callable[[str], Any]) -> None:
+    spec = client.spec(
+        deferred(operator(checkpoint=given("checkpoint"), placement=given("placement")), make_context())
+    )
+    for group in WRITTEN:
+        assert of(spec, group) == as_read(group)
+
+
+def test_the_documented_example_of_both_policies_is_a_specification(client: Client) -> None:
+    page = (Path(__file__).parents[2] / "docs/airflow.md").read_text()
+    example = page.partition("### Checkpoints and placement")[2].split("```")[1].removeprefix("python\n")
+    task = eval(example, {"SavedWorkerOperator": SavedWorkerOperator})
+    spec = client.spec(deferred(task, make_context()))
+    assert spec.checkpoint == CheckpointPolicy(interval=600, keep=3, bandwidth=50 << 20, max_cold_starts=1)
+    assert spec.placement == PlacementPolicy(
+        on_demand_after_losses=2, on_demand_after_wait=300, wait_for_capacity=7200, spare_for=None
+    )
+
+
+def test_policies_that_are_not_given_are_the_defaults(client: Client) -> None:
+    spec = client.spec(deferred(operator(checkpoint={"keep": 3}), make_context()))
+    assert spec.checkpoint == CheckpointPolicy(keep=3)
+    assert spec.placement == PlacementPolicy()
+
+
+def test_texts_in_policies_are_templated_and_other_values_stay(client: Client) -> None:
+    task = operator(
+        checkpoint={"interval": "{{ params.pause }}", "keep": "{{ params.keep }}", "max_cold_starts": None},
+        placement={
+            "on_demand_after_losses": 1,
+            "avoid_reclaimed": "{{ 2 * params.keep }}m",
+            "spare_for": None,
+        },
+    )
+    context: Any = make_context()
+    context["params"] = {"pause": "7m", "keep": 3}
+    task.render_template_fields(context)
+    spec = client.spec(deferred(task, context))
+    assert (spec.checkpoint.interval, spec.checkpoint.keep, spec.checkpoint.max_cold_starts) == (420, 3, None)
+    assert (spec.placement.avoid_reclaimed, spec.placement.on_demand_after_losses) == (360, 1)
+    assert spec.placement.spare_for is None
+
+
+def test_the_interval_comes_from_the_connection_only_if_the_task_names_none(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SavedWorkerHook, "_fields", property(lambda self: {"checkpoint_interval": "3m"}))
+    cases: list[tuple[dict[str, Any], float | None]] = [
+        ({}, 180.0),
+        ({"checkpoint": {"keep": 3}}, 180.0),
+        ({"checkpoint": {"interval": "2m"}}, 120.0),
+        ({"checkpoint": {"interval": None}}, None),
+        ({"checkpoint_interval": "1m"}, 60.0),
+        ({"checkpoint_interval": "1m", "checkpoint": {"keep": 3}}, 60.0),
+    ]
+    for number, (fields, interval) in enumerate(cases):
+        spec = client.spec(deferred(operator(**fields), make_context(id=f"ti-{number}")))
+        assert spec.checkpoint.interval == interval
+
+
+def test_an_interval_of_the_connection_that_is_wrong_is_said_of_the_connection(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SavedWorkerHook, "_fields", property(lambda self: {"checkpoint_interval": "often"}))
+    with pytest.raises(
+        AirflowFailException, match="connection savedworker_default: checkpoint_interval: 'oft"
+    ):
+        execute(operator(), make_context())
+
+
+@pytest.mark.parametrize(("fields", "message", "fix"), WRONG, ids=[ascii(x[0])[:60] for x in WRONG])
+def test_a_policy_that_is_wrong_is_one_line_with_task_field_and_fix(
+    client: Client, fields: dict[str, Any], message: str, fix: str
+) -> None:
+    with pytest.raises(AirflowFailException) as caught:
+        execute(operator(**fields), make_context())
+    assert refusal(caught.value, "task train", message, fix), str(caught.value)
+    assert client.list() == []
+
+
+def test_the_interval_cannot_be_given_in_both_forms(client: Client) -> None:
+    with pytest.raises(AirflowFailException) as caught:
+        execute(operator(checkpoint_interval="5m", checkpoint={"interval": "5m"}), make_context())
+    assert refusal(
+        caught.value,
+        "task train",
+        "checkpoint_interval and checkpoint.interval are one field",
+        "give one of them",
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"command": ""}, "command is empty"),
-        ({"memory": "lots"}, "'lots' is not a size"),
-        ({"checkpoint_interval": "often"}, "'often' is not a duration"),
-        ({"checkpoint_interval": 0.5}, "checkpoint interval of '0.5' is too short"),
-        ({"volumes": ["data"]}, "volume 'data' is not SRC:DST"),
-        ({"inputs": ["data"]}, "input 'data' is not URL:PATH"),
+        ({"command": ""}, "task train: command is empty"),
+        ({"memory": "lots"}, "task train: memory: 'lots' is not a size"),
+        ({"checkpoint_interval": "often"}, "task train: checkpoint_interval: 'often' is not a duration"),
+        (
+            {"checkpoint_interval": 0.5},
+            "task train: checkpoint_interval: a checkpoint interval of '0.5' is too short",
+        ),
+        ({"volumes": ["data"]}, "task train: volumes: volume 'data' is not SRC:DST"),
+        ({"inputs": ["data"]}, "task train: inputs: input 'data' is not URL:PATH"),
         ({"image": "docker://X"}, "is not docker://"),
-        ({"workdir": "here"}, "workdir"),
-        ({"network": "none"}, "network"),
-        ({"cpus": -1}, "cpus"),
+        ({"workdir": "here"}, "task train: workdir: "),
+        ({"network": "none"}, "task train: network: "),
+        ({"cpus": -1}, "task train: cpus: "),
     ],
 )
 def test_a_wrong_specification_fails_at_once_and_without_a_retry(

@@ -71,7 +71,7 @@ def test_the_options_that_are_read_are_the_ones_that_are_documented() -> None:
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     read = set(re.findall(r"conf\.get\w*\(\s*(?:SECTION|\"savedworker\"),\s*\"(\w+)\"", source))
     settings = (PACKAGE / "executors" / "settings.py").read_text()
-    read |= set(re.findall(r"\b(?:text|number|count)\(\"(\w+)\"", settings))
+    read |= set(re.findall(r"\b(?:text|number|count|written)\(\"(\w+)\"", settings))
     assert read == set(get_provider_info()["config"]["savedworker"]["options"])
 
 

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from savedworker.cli.build_spec import SpecOptions, build_spec, generate_id
 from savedworker.model.spec import Volume, WorkerSpec
 from tests.cli.conftest import Shell
+from tests.model.policies import WRITTEN, as_read, as_written, of
 
 pytestmark = pytest.mark.usefixtures("shell")
 
@@ -74,6 +76,16 @@ placement: {wait_for_capacity: 10m}
     assert (made.memory, made.cpus, made.lease_term, made.orphan_after) == (4 << 30, 1.5, 30, 5400)
     assert made.max_migrations is None
     assert made.placement.wait_for_capacity == 600
+
+
+@pytest.mark.parametrize("style", ["json", "yaml"])
+def test_every_field_of_the_policies_can_be_written_in_a_spec_file(tmp_path: Path, style: str):
+    given = {"command": ["true"], **{group: as_written(group) for group in WRITTEN}}
+    file = tmp_path / f"spec.{style}"
+    file.write_text(json.dumps(given) if style == "json" else yaml.safe_dump(given))
+    made = spec(command=(), spec=str(file))
+    for group in WRITTEN:
+        assert of(made, group) == as_read(group)
 
 
 def test_json_gives_the_same_spec_as_yaml(tmp_path: Path):

@@ -34,7 +34,11 @@ def make_dag(name: str, **fields: Any) -> DAG:
             name=f"test-{name}",
             command="{{ dag_run.conf['command'] }}",
             volumes=["{{ dag_run.conf['volume'] }}:/shared"],
-            checkpoint_interval="{{ dag_run.conf.get('checkpoint_interval', 'off') }}",
+            checkpoint={
+                "interval": "{{ dag_run.conf.get('checkpoint_interval', 'off') }}",
+                "max_cold_starts": "{{ dag_run.conf.get('max_cold_starts', 9) }}",
+            },
+            placement={"spare_for": None},
             max_migrations=5,
             poll_interval=1,
             retry_delay=1.0,

@@ -18,7 +18,7 @@ from airflow.providers.standard.sensors.python import PythonSensor
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import DAG, BaseHook, BaseOperator, TaskGroup, Variable, get_current_context, task
 
-CONFIG = {"checkpoint_interval": "off"}
+CONFIG = {"checkpoint": {"interval": None}, "placement": {"spare_for": None, "on_demand_after_wait": "20m"}}
 STEP = 0.5
 
 
@@ -211,7 +211,7 @@ def make(kind: str, executor: str) -> None:
         PythonOperator(task_id="work", python_callable=with_thread_and_server)
 
     with DAG(f"{kind}_periodic", **common) as periodic:
-        config = {"checkpoint_interval": "4s"} if kind == "saved" else {}
+        config = {"checkpoint": {"interval": "4s"}} if kind == "saved" else {}
         PythonOperator(task_id="work", python_callable=traffic, executor_config=config)
 
     with DAG(f"{kind}_reads", **common) as reads:
