@@ -192,14 +192,9 @@ class Demo:
 
     def _undisturbed(self, seed: str) -> str:
         model = self.home / "undisturbed.bin"
-        environment = {
-            **os.environ,
-            "SEED": seed,
-            "OUTPUT": str(model),
-            "PAUSE": "0",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
+        # What the worker had, and nothing of this shell's: a variable for the numerical libraries gives another model.
+        given = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **self.client.spec(self.worker).env}
+        environment = {**given, "SEED": seed, "OUTPUT": str(model), "PAUSE": "0"}
         program = ROOT / "example_dags" / "train_digits.py"
         done = subprocess.run(
             [sys.executable, str(program)],
