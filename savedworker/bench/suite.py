@@ -145,6 +145,9 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
         what = f"{gib:g} GiB, {kind}"
         against = s.get("peer_save")
         sooner, first, less = ("≤ 0.17", "≤ 0.4", "≤ 2") if kind != "incompressible" else ("", "", "")
+        back = "≤ 0.33"
+        if against is None:  # these are shares of the peer's time
+            sooner = first = back = ""
         figures += [
             figure(f"notice to committed, {what}", s["notice"], "s", against, sooner, than="podman export"),
             figure(f"the same without a base, {what}", s["first"], "s", against, first, than="podman export"),
@@ -170,7 +173,7 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
                 s["restore"],
                 "s",
                 s.get("peer_restore"),
-                "≤ 0.33",
+                back,
                 than="podman import",
             ),
             figure(

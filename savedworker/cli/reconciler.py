@@ -37,6 +37,8 @@ class Watched:
     """On the monotonic clock."""
     failures: int = 0
     pause: float = FASTEST
+    let_go: bool = False
+    """It has no further round."""
 
     @property
     def settled(self) -> bool:
@@ -99,20 +101,28 @@ class Reconciler:
         self._due.put(worker)
 
     def drop(self, worker: str) -> None:
-        """Stop with this worker."""
+        """Stop with this worker, also when a round of it is under way."""
+        with self._lock:
+            if worker in self.watched:
+                self.watched[worker].let_go = True
         self._due.drop(worker)
 
     def forget(self, worker: str) -> None:
         """Stop with this worker, and begin anew when it is added again: it was deleted."""
         self.drop(worker)
-        self.watched.pop(worker, None)
+        with self._lock:
+            self.watched.pop(worker, None)
 
     def _work(self) -> None:
         while (worker := self._due.take()) is not None:
-            seen = self.watched[worker]
+            with self._lock:
+                seen = self.watched.get(worker)
+            if seen is None:
+                continue  # it was let go at this moment
             self._round(seen)
-            if not seen.settled:
-                self._due.put(worker, seen.pause)
+            with self._lock:
+                if not seen.settled and not seen.let_go:
+                    self._due.put(worker, seen.pause)
             if self._on_round is not None:
                 self._on_round(seen)
 

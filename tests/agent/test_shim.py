@@ -133,12 +133,13 @@ def test_the_shim_comes_before_everything_else_and_its_worker_does_not(bed: Bed)
     bed.client.lease(lease_clock() + 60, 60)
     bed.start(TICKER)
     assert eventually(lambda: bed.size() > 0)
+    wanted = os.SCHED_FIFO
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except PermissionError:
-        pytest.skip("this machine allows nobody to come first")
+        wanted = os.SCHED_OTHER  # nobody may come first here: the shim goes on as it is
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    assert os.sched_getscheduler(bed.pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+    assert os.sched_getscheduler(bed.pid) & ~os.SCHED_RESET_ON_FORK == wanted
     policies = {os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK for pid in bed.cgroup.pids()}
     assert policies == {os.SCHED_OTHER}
 

@@ -53,6 +53,21 @@ def test_a_worker_is_brought_on_until_it_is_settled_and_then_left_alone():
     assert rounds.calls == {"w": 5}
 
 
+@pytest.mark.parametrize("how", ["forget", "drop"])
+def test_a_worker_that_is_let_go_during_its_round_has_no_other_and_ends_no_thread(how: str):
+    def let_go(n: int) -> WorkerRecord:
+        getattr(running, how)("gone")
+        return record("gone", State.RUNNING)
+
+    rounds = Rounds(gone=let_go, good=lambda n: record("good", State.RUNNING))
+    with Reconciler(rounds, slowest=0.02) as running:  # type: ignore[arg-type]
+        running.add("gone")
+        until(lambda: rounds.calls["gone"] > 0)
+        running.add("good")
+        until(lambda: rounds.calls["good"] > 5)
+    assert rounds.calls["gone"] == 1
+
+
 def test_an_error_of_one_worker_or_a_slow_fleet_holds_no_other_up():
     def broken(n: int) -> WorkerRecord:
         raise Corrupt("damaged")

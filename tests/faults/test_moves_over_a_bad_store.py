@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,10 +140,16 @@ def some(troubles: tuple[Trouble, ...]) -> list[tuple[str, Trouble]]:
     return [(stage, troubles[n % len(troubles)]) for n, stage in enumerate(STAGES)]
 
 
-def all_but(chosen: list[tuple[str, Trouble]], troubles: tuple[Trouble, ...]) -> list[tuple[str, Trouble]]:
-    """The other pairs of a stage and a trouble that an answer to such a request can have."""
-    pairs = [(stage, trouble) for stage in STAGES for trouble in troubles if (stage, trouble) not in chosen]
-    return [(s, t) for s, t in pairs if STAGES[s][0] == "GET" or t not in ("truncate", "altered", "missing")]
+def pairs(chosen: list[tuple[str, Trouble]], troubles: tuple[Trouble, ...]) -> list[Any]:
+    """The ``chosen`` pairs of a stage and a trouble; in the sweep all others that an answer to such a request can have."""
+    others = [
+        pytest.param(stage, trouble, marks=pytest.mark.sweep)
+        for stage in STAGES
+        for trouble in troubles
+        if (stage, trouble) not in chosen
+        and (STAGES[stage][0] == "GET" or trouble not in ("truncate", "altered", "missing"))
+    ]
+    return [*chosen, *others]
 
 
 def rule_for(stage: str, trouble: Trouble, times: int = 1) -> Rule:
@@ -162,7 +169,7 @@ FIXED_LASTING: list[tuple[str, Trouble]] = [
 """A few: each takes as long as the trouble."""
 
 
-@pytest.mark.parametrize(("stage", "trouble"), FIXED_BRIEF)
+@pytest.mark.parametrize(("stage", "trouble"), pairs(FIXED_BRIEF, BRIEF))
 def test_one_bad_answer_in_a_move_costs_no_state(
     behind: tuple[str, int], stage: str, trouble: Trouble
 ) -> None:
@@ -170,24 +177,8 @@ def test_one_bad_answer_in_a_move_costs_no_state(
         brief(bed, rule_for(stage, trouble))
 
 
-@pytest.mark.parametrize(("stage", "trouble"), FIXED_LASTING)
+@pytest.mark.parametrize(("stage", "trouble"), pairs(FIXED_LASTING, LASTING))
 def test_a_store_that_is_bad_for_longer_than_a_lease_costs_time(
-    behind: tuple[str, int], stage: str, trouble: Trouble
-) -> None:
-    with saved_twice(behind) as bed:
-        lasting(bed, rule_for(stage, trouble, times=10**6))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("stage", "trouble"), all_but(FIXED_BRIEF, BRIEF))
-def test_one_bad_answer_of_any_kind(behind: tuple[str, int], stage: str, trouble: Trouble) -> None:
-    with saved_twice(behind) as bed:
-        brief(bed, rule_for(stage, trouble))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("stage", "trouble"), all_but(FIXED_LASTING, LASTING))
-def test_a_store_that_is_bad_in_any_way_for_longer_than_a_lease(
     behind: tuple[str, int], stage: str, trouble: Trouble
 ) -> None:
     with saved_twice(behind) as bed:

@@ -5,7 +5,6 @@ Here the restore itself, without an agent; ``test_moves_over_a_bad_store.py`` ha
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -19,11 +18,10 @@ import pytest
 from savedworker.checkpoint.keys import read_index
 from savedworker.model.errors import Corrupt, Fatal, SavedWorkerError, Unreachable
 from savedworker.model.manifest import Manifest
-from savedworker.store.backend import Store, open_store
+from savedworker.store.backend import Store
 from savedworker.store.worker import WorkerStore
 from tests.checkpoint.bench import Bench
 from tests.faults.proxy import Proxy, Rule, Trouble
-from tests.faults.s3 import BUCKET, SETTINGS, moto
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -54,23 +52,6 @@ while True:
     print("right" if digest() == first else "wrong", flush=True)
     time.sleep(0.03)
 """
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with moto() as behind:
-        made = Proxy("127.0.0.1", behind)
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def store(proxy: Proxy) -> Iterator[Store]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SETTINGS.items():
-            patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        yield open_store(f"s3://{BUCKET}/{os.urandom(4).hex()}", timeout=TIMEOUT)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -20,7 +19,6 @@ from savedworker.store.chunks import ChunkStore
 from savedworker.store.worker import WorkerStore
 from tests.checkpoint.bench import Bench
 from tests.faults.proxy import Proxy, Rule, Trouble
-from tests.faults.s3 import BUCKET, SETTINGS, moto
 
 pytestmark = pytest.mark.criu
 
@@ -35,23 +33,6 @@ while True:
     print("same", hashlib.sha256(data).hexdigest() == first, flush=True)
     time.sleep(0.05)
 """
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with moto() as behind:
-        made = Proxy("127.0.0.1", behind)
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def store(proxy: Proxy) -> Iterator[Store]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SETTINGS.items():
-            patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        yield open_store(f"s3://{BUCKET}/{os.urandom(4).hex()}", timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,9 @@ from savedworker.model.errors import AlreadyExists, Conflict, NotFound, SavedWor
 from savedworker.store.backend import Store, open_store
 from savedworker.store.base import Version
 from tests.faults.proxy import TROUBLES, Proxy, Rule, Trouble
-from tests.faults.s3 import BUCKET, SETTINGS, moto
+from tests.faults.s3 import BUCKET, SETTINGS
 
 TIMEOUT = 2.0
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with moto() as behind:
-        made = Proxy("127.0.0.1", behind)
-        yield made
-        made.close()
 
 
 @pytest.fixture
