@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -199,11 +200,11 @@ def test_what_was_read_while_criu_was_killed_is_never_a_checkpoint(
     bench = running
     bench.saver.warm_now()
     killed: list[int] = []
-    original = InProcess.read
+    original, first = InProcess.read, threading.Lock()
 
     def kill(source: InProcess, *values: Any) -> None:
         original(source, *values)
-        if not killed:
+        if first.acquire(blocking=False):  # several threads read
             killed.append(processes.tracer_of(source.pid))
             os.kill(killed[0], signal.SIGKILL)
 
