@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from savedworker.checkpoint.memory.files import opened, read_at, write_at
-from savedworker.checkpoint.memory.pagemap import PAGE
-from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes, fill
+from savedworker.checkpoint.memory.pagemap import PAGE, PAGES
+from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes
 from savedworker.model.errors import Temporary
 
 
@@ -110,19 +111,32 @@ class Base:
             self._groups.setdefault(key, added)
             self._slots |= slots
 
-    def read(self, slot: Slot, content: Words, room: Words) -> None:
-        """Fill ``content`` with the window of ``slot``, zeros where it has no page. ``room`` is scratch. Raises BaseDamaged."""
-        whole = bool(slot.mask.all())
-        pages = content if whole else room[: int(slot.mask.sum())]
+    def difference(self, slot: Slot, content: Words, room: Words) -> Mask:
+        """Turn the pages of ``content`` that ``slot`` has into their difference from it; which of them are not all zeros then.
+
+        ``room``: scratch for as many pages as are to be compared at once. Raises BaseDamaged; ``content`` is arbitrary then.
+        """
+        rows = np.flatnonzero(slot.mask)
+        whole = len(rows) == PAGES
+        sums, differs = np.empty(len(rows), dtype=np.uint64), np.zeros(PAGES, dtype=np.bool_)
         try:
             with opened(self._path, os.O_RDONLY) as fd:
-                read_at(fd, as_bytes(pages), slot.offset)
+                for at in range(0, len(rows), len(room)):
+                    before = room[: len(rows) - at]
+                    upto = at + len(before)
+                    read_at(fd, as_bytes(before), slot.offset + at * PAGE)
+                    np.add.reduce(before, axis=1, out=sums[at:upto])
+                    where = slice(at, upto) if whole else rows[at:upto]
+                    now = content[where]
+                    np.bitwise_xor(now, before, out=now)
+                    differs[where] = np.bitwise_or.reduce(now, axis=1) != 0
+                    if not whole:
+                        content[where] = now
         except OSError as error:
             raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
-        if _check(pages) != slot.check:
+        if _digest(sums) != slot.check:
             raise BaseDamaged("the base of the memory has changed on the disk of this instance")
-        if not whole:
-            fill(content, slot.mask, pages)
+        return differs
 
     def clear(self) -> None:
         """Forget everything and free the disk."""
@@ -133,6 +147,10 @@ class Base:
 
 
 def _check(pages: Words) -> bytes:
-    """Tells altered and exchanged pages apart, at the speed of memory: a hash of the sums of the pages' words."""
-    sums = np.add.reduce(pages.reshape(-1, PAGE // 8), axis=1)
+    """Tells altered and exchanged pages apart, at the speed of memory."""
+    return _digest(np.add.reduce(pages.reshape(-1, PAGE // 8), axis=1))
+
+
+def _digest(sums: npt.NDArray[np.uint64]) -> bytes:
+    """Of the sums of the words of each page."""
     return bytes(blake3(sums.tobytes()).digest(length=16))

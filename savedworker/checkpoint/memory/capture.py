@@ -36,6 +36,8 @@ GROUP = WINDOW + BITMAP
 _BATCH = 32 << 20
 """Bytes of memory whose changes go into one group: few objects, and well below a chunk's limit."""
 _BATCH_WINDOWS = 256
+_AT_ONCE = 128
+"""Pages that are compared at once: with what they are compared to they fit into a core's own cache."""
 BATCH_MEMORY = _BATCH + 4 * WINDOW
 """Bytes that one thread holds at most."""
 
@@ -76,7 +78,7 @@ class _Room(threading.local):
     """The buffers of one thread, and its turn: of many that wait for the store, only as many read as there are cores."""
 
     def __init__(self, turn: threading.Semaphore) -> None:
-        self.now, self.before, self.scratch = blank(), blank(), blank()
+        self.now, self.before = blank(), blank(_AT_ONCE)
         self.turn = turn
 
 
@@ -193,9 +195,10 @@ def see_to_it(base: Base, key: str, chunks: Chunks) -> None:
 
 def _difference(base: Base, slot: Slot, mask: Mask, room: _Room) -> Mask:
     """Turn ``room.now`` into its difference from the base; which of its pages are not all zeros then."""
-    base.read(slot, room.before, room.scratch)
-    np.bitwise_xor(room.now, room.before, out=room.now)
-    differs: Mask = np.bitwise_or.reduce(room.now, axis=1) != 0
+    differs = base.difference(slot, room.now, room.before)
+    others = mask & ~slot.mask
+    if others.any():
+        differs[others] = np.bitwise_or.reduce(room.now[others], axis=1) != 0
     return differs & mask
 
 

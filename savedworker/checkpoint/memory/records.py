@@ -19,9 +19,9 @@ Mask = npt.NDArray[np.bool_]
 """Which pages of a window, PAGES of them."""
 
 
-def blank() -> Words:
-    """Room for the content of a window. What is in it is arbitrary."""
-    return np.empty((PAGES, PAGE // 8), dtype=np.uint64)
+def blank(pages: int = PAGES) -> Words:
+    """Room for a window's content, or for so many pages. What is in it is arbitrary."""
+    return np.empty((pages, PAGE // 8), dtype=np.uint64)
 
 
 def mask_of(segments: tuple[Segment, ...]) -> Mask:
