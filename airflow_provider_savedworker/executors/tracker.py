@@ -5,15 +5,12 @@ The scheduler's loop never waits for a store, a fleet or the API server. What a 
 
 from __future__ import annotations
 
-import heapq
 import http.client
-import itertools
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +21,7 @@ from savedworker.agent.relay import airflow as relay
 from savedworker.agent.relay.tokens import TokenNote
 from savedworker.agent.relay.upstream import Upstream
 from savedworker.controller.client import Client
+from savedworker.controller.due import Due
 from savedworker.model.decisions import settled
 from savedworker.model.errors import AlreadyExists, NotFound, Refused, SavedWorkerError
 from savedworker.model.record import WorkerRecord
@@ -110,42 +108,29 @@ class Tracker:
         self._mint = mint
         self._keep_log = keep_log
         self._clock = clock
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Task]] = []
-        self._numbers = itertools.count()
-        self._stop = False
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="savedworker")
-        self._thread = threading.Thread(target=self._run, name="savedworker-tracker", daemon=True)
+        self._due = Due[Task]()
+        # Daemons: a scheduler that ends does not wait for a store or a fleet. Every step may be cut off anywhere.
+        self._threads = [
+            threading.Thread(target=self._run, name=f"savedworker-tracker-{n}", daemon=True)
+            for n in range(threads)
+        ]
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End; the workers go on, and whoever finds them goes on with them."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._due.stop()
 
     def add(self, task: Task) -> None:
         """Look after ``task`` from now on."""
-        self._later(task, 0.0)
-
-    def _later(self, task: Task, seconds: float) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (self._clock() + seconds, next(self._numbers), task))
-            self._changed.notify_all()
+        self._due.put(task)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stop and (not self._due or self._due[0][0] > self._clock()):
-                    self._changed.wait(self._due[0][0] - self._clock() if self._due else None)
-                if self._stop:
-                    return
-                task = heapq.heappop(self._due)[2]
-                self._pool.submit(self._work, task)
+        while (task := self._due.take()) is not None:
+            self._work(task)
 
     def _work(self, task: Task) -> None:
         try:
@@ -158,8 +143,8 @@ class Tracker:
         except Exception as error:  # a defect here, or in a fleet's library, must not end the worker
             self._complain(task, f"{type(error).__name__}: {error}")
             log.debug("visiting %s", task.worker, exc_info=True)
-        if not task.done and not self._stop:
-            self._later(task, self._poll)
+        if not task.done:
+            self._due.put(task, self._poll)
 
     def _missing(self, task: Task, why: str) -> None:
         """There is no such worker, or none any more: believed after a while."""

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from savedworker.cli.due import Due
+from savedworker.controller.due import Due
 from savedworker.model import defaults
 from savedworker.model.errors import NotFound, SavedWorkerError
 from savedworker.model.units import format_size
@@ -33,7 +33,7 @@ class Collector:
         self._collect = collect
         self._every = every
         self._draw = draw
-        self._due = Due()
+        self._due = Due[str]()
         self._known: set[str] = set()
         self._lock = threading.Lock()
         # A daemon: a collection may be cut off anywhere.

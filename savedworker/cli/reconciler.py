@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from savedworker.cli.due import Due
 from savedworker.controller.client import Client
+from savedworker.controller.due import Due
 from savedworker.model.decisions import settled
 from savedworker.model.errors import NotFound, SavedWorkerError, Temporary
 from savedworker.model.record import WorkerRecord
@@ -72,7 +72,7 @@ class Reconciler:
         self._client = client
         self._slowest = slowest
         self._on_round = on_round
-        self._due = Due()
+        self._due = Due[str]()
         self._lock = threading.Lock()
         self.watched: dict[str, Watched] = {}
         # Daemons: a command that detaches must not wait for a fleet that does not answer. Every step of reconcile may
