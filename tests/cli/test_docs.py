@@ -109,3 +109,21 @@ def test_docs_cli_names_every_field_of_the_documents_and_every_environment_varia
 def test_no_line_of_help_is_cut():
     for line in click.Context(cli, info_name="savedworker", terminal_width=80).get_help().splitlines():
         assert not line.endswith("...") or line.startswith("Usage"), line
+
+
+def test_docs_reports_names_tests_that_there_are_and_every_case_that_a_test_names():
+    page = (ROOT / "docs/reports.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (ROOT / file).exists() or f"def {test}" not in (ROOT / file).read_text()
+    ]
+    assert len(named) > 40
+    assert not missing
+    cases = {
+        case
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for case in re.findall(r"\bC\d\d\b", file.read_text())
+    }
+    assert cases <= set(re.findall(r"\| (C\d\d) \|", page))

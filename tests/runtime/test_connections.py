@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from savedworker.model.record import State
+from tests.runtime.experiments import Experiments
 from tests.runtime.gate import PRELUDE, Gate
 from tests.runtime.peer import Peer
 from tests.runtime.world import BRIDGE, World
@@ -245,6 +246,64 @@ def test_a_client_with_ordinary_retries_finishes_across_moves(world: World, peer
     numbers = [int(line) for talk in peer.talks for line in talk.lines]
     assert sorted(set(numbers)) == list(range(1, 400))
     assert len(numbers) <= 400, "only the request in flight may be repeated"
+
+
+TRACKED = (
+    PRELUDE
+    + """
+import http.client, json, queue, threading
+waiting = queue.Queue()
+connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=10)
+def post(path, **body):
+    while True:
+        try:
+            connection.request("POST", path, json.dumps(body))
+            answer = connection.getresponse()
+            return json.loads(answer.read())
+        except (OSError, http.client.HTTPException):
+            connection.close()  # the next request opens it anew
+            say("again")
+def send(run):
+    while (step := waiting.get()) is not None:
+        post("/steps", run=run, step=step)
+run = post("/register")["run"]
+sender = threading.Thread(target=send, args=(run,))
+sender.start()
+for part in ("first", "second", "end"):
+    for step in range(100):
+        waiting.put({"first": 0, "second": 100, "end": 200}[part] + step)
+        time.sleep(0.01)
+        if step == 20:
+            say(part, "is under way")
+        if step == 60:
+            wait_for(part)
+waiting.put(None)
+sender.join()
+"""
+)
+
+
+def test_a_tracker_sees_one_run_with_each_step_of_a_thread_that_sends_them_beside_the_work(
+    world: World, gate: Gate
+) -> None:
+    """C61: registered once, a connection that is kept, two moves. Only the request in flight may come twice."""
+    tracker = Experiments()
+    try:
+        worker = world.python(TRACKED, BRIDGE, str(tracker.port), volumes=(gate.volume,))
+        for part in ("first", "second"):
+            world.until_output(worker, f"{part} is under way")
+            world.preempt(worker, notice=60)
+            gate.open(part)
+        gate.open("end")
+        succeeded(world, worker)
+        assert world.record(worker).migrations == 2
+        (steps,) = tracker.runs
+        assert sorted(set(steps)) == list(range(300))
+        assert steps == sorted(steps)
+        assert len(steps) <= 302
+        assert len(tracker.connections) == 3
+    finally:
+        tracker.close()
 
 
 HOST_NETWORK = (

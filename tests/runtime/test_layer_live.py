@@ -219,3 +219,34 @@ def test_marks_of_the_overlay_that_name_inodes_of_the_old_instance_stay_behind_a
     assert attributes(there / "etc/issue") == here - {"trusted.overlay.origin", "trusted.overlay.uuid"}
     gate.open("end")
     assert "added ['new'] False\n['first', 'second']\n" in succeeded(world, worker)
+
+
+RESULTS = (
+    PRELUDE
+    + """
+places = ("/srv/results", "/dev/shm/results", "/tmp/results")
+say("left over", sum(os.path.exists(x) for x in places), "of", len(places))
+for place in places:
+    os.mkdir(place)
+    open(place + "/.exitcode", "w").write("0")
+    open(place + "/result", "w").write("half")
+say("written")
+wait_for("end")
+"""
+)
+
+
+def test_a_worker_that_begins_again_finds_no_file_of_what_was_lost_and_that_it_did_is_said(
+    world: World, gate: Gate
+) -> None:
+    """C50."""
+    worker = world.python(RESULTS, volumes=(gate.volume,))
+    world.until_output(worker, "written")
+    world.preempt(worker, notice=None)
+    gate.open("end")
+    record = world.until_settled(worker)
+    assert (record.state, record.cold_starts) == (State.SUCCEEDED, 1), world.story(worker)
+    assert world.output(worker).count("left over 0 of 3") >= 1
+    assert "left over 3" not in world.output(worker)
+    started = [x.detail for x in world.report(worker).timeline if x.event == "started"]
+    assert started == ["started", "started from nothing: there is no checkpoint"]
