@@ -295,11 +295,11 @@ class Follower:
         return level, "", text
 
     def _age(self, record: WorkerRecord) -> str:
-        usable = [c for c in record.checkpoints if c.unusable is None]
-        if not usable:
+        last = record.last_checkpoint
+        if last is None:
             return "there is no good checkpoint yet"
-        age = max(0.0, (self.now() - usable[-1].frozen_at).total_seconds())
-        return f"age of the last good checkpoint, {usable[-1].number}: {format_duration(age)}"
+        age = max(0.0, (self.now() - last.frozen_at).total_seconds())
+        return f"age of the last good checkpoint, {last.number}: {format_duration(age)}"
 
     def _watch_protection(self, record: WorkerRecord) -> None:
         """Warn of what no single event tells: a worker that stays unprotected, and checkpoints that do not come."""

@@ -41,7 +41,7 @@ from savedworker.checkpoint.save import Saved, Saver, TooLate
 from savedworker.crashpoints import crash_point
 from savedworker.model import defaults
 from savedworker.model import events as ev
-from savedworker.model.decisions import checkpoints_to_drop, choose_checkpoint, may_start_over
+from savedworker.model.decisions import Elsewhere, Nothing, StartOver, checkpoints_to_drop, next_try
 from savedworker.model.errors import (
     BadSpec,
     Conflict,
@@ -55,7 +55,7 @@ from savedworker.model.errors import (
     Unreachable,
 )
 from savedworker.model.manifest import Cause, Manifest, StreamPosition, order
-from savedworker.model.record import EndReason, Reason, State, WorkerRecord
+from savedworker.model.record import CheckpointEntry, EndReason, Reason, State, WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.model.units import format_duration, format_size
 from savedworker.notice.base import Notice
@@ -69,8 +69,6 @@ _LEAVE_MARGIN = 1.5
 """Seconds before a deadline at which the worker is stopped if no checkpoint could be committed."""
 _RETRY_AFTER_FAILED_SAVE = 2.0
 _RETRY_ORPHAN = 60.0
-_TRIES_HERE = 2
-"""Restores of one checkpoint on one instance."""
 
 
 class _Interrupted(SavedWorkerError):
@@ -150,7 +148,7 @@ class Incarnation:
         try:
             try:
                 self._open_relay()
-                runs = self._bring_up(record, manifest)
+                missed = self._bring_up(record, manifest)
             except (Fenced, ShimGone, BadSpec):
                 raise
             except _Interrupted:
@@ -159,7 +157,7 @@ class Incarnation:
                 log.exception("the worker cannot be started here")
                 return self._release("failed", f"the worker could not be started here: {error}")
             # Of a worker that runs no error is the end: this process dies of it, and the next one re-attaches.
-            return self._keep() if runs else self._release("failed")
+            return self._keep() if missed is None else self._release("failed", missed)
         except Fenced:
             return self._abandon()
         except ShimGone:
@@ -178,6 +176,7 @@ class Incarnation:
         self._next_n = max([*mine, order(under_way)[1] if under_way else 0]) + 1
         self._keeper.start()
         try:
+            self._container.drop_images()  # the agent before may have ended right after CRIU had read them
             self._inner.open(self._container.network)
             self._open_relay()
             if record.incarnation is not None and record.incarnation.started_at is None:
@@ -223,18 +222,19 @@ class Incarnation:
         """The spec cannot be run on any instance."""
         return self._end(Reason.SPEC_ERROR, str(why))
 
-    def _bring_up(self, record: WorkerRecord, manifest: Manifest | None) -> bool:
-        """Have the worker run. False when nothing could be restored and policy forbids a cold start."""
+    def _bring_up(self, record: WorkerRecord, manifest: Manifest | None) -> str | None:
+        """Have the worker run; None then. Otherwise why it is not to run here, where the history does not say so already."""
         tried: list[str] = []
-        entry = choose_checkpoint(record, self._spec)
-        while entry is not None:
+        while isinstance(
+            entry := next_try(record, self._spec, self._note.incarnation, tried), CheckpointEntry
+        ):
             started = time.monotonic()
             try:
                 if manifest is None or manifest.number != entry.number:
                     manifest = self._worker.load_manifest(entry.number, entry.digest)
                     check_runtime(manifest, self._spec)
                 self._restore(manifest, started)
-                return True
+                return None
             except (Fenced, BadSpec, ShimGone):
                 raise
             except Unreachable as error:
@@ -245,23 +245,20 @@ class Incarnation:
             except SavedWorkerError as error:
                 log.error("checkpoint %s could not be restored: %s", entry.number, error)
                 damaged = isinstance(error, Corrupt | NotFound)
-                record = self._report(
-                    ev.RestoreFailed, number=entry.number, detail=str(error), unusable=damaged
-                )
+                detail = str(error)
+                if damaged and entry.damage_seen is not None:
+                    detail += f"; instance {entry.damage_seen.instance} had found damage as well"
+                record = self._report(ev.RestoreFailed, number=entry.number, detail=detail, unusable=damaged)
             tried.append(entry.number)
-            following = choose_checkpoint(record, self._spec)
-            if (
-                following is not None
-                and following.number == entry.number
-                and tried.count(entry.number) >= _TRIES_HERE
-            ):
-                return False  # this instance may be at fault: another one gets the next try
-            entry = following
-        if (tried or record.checkpoints) and not may_start_over(record, self._spec):
-            self._report(ev.Finished, reason=Reason.CRASH_LOOP, detail="no checkpoint can be restored")
-            return False
-        self._start("no checkpoint could be restored" if tried or record.checkpoints else "")
-        return True
+        match entry:
+            case Elsewhere(why):
+                return why
+            case StartOver(why):
+                self._start(why)
+                return None
+            case Nothing():
+                self._report(ev.Finished, reason=Reason.CRASH_LOOP, detail="no checkpoint can be restored")
+                return ""
 
     def _open_relay(self) -> None:
         """Serve the engine's interface, where the worker is to reach it through us."""
@@ -393,7 +390,7 @@ class Incarnation:
 
     def _keep(self) -> int:
         """Until the worker ends, is cancelled, leaves, or the lease is lost."""
-        if self._record is not None and any(x.unusable is not None for x in self._record.checkpoints):
+        if self._record is not None and not all(x.sound for x in self._record.checkpoints):
             self._worker.chunks.ignore_listing()  # some of its chunks are damaged, and it is not known which
         self._board.start()
         self._saver.start_warming()
@@ -695,7 +692,7 @@ class Incarnation:
 
     def _learn_keys(self, record: WorkerRecord) -> None:
         """Read what the agent before knew of the newest checkpoint, or the next one would put every old chunk again."""
-        newest = next((x for x in reversed(record.checkpoints) if x.unusable is None), None)
+        newest = next((x for x in reversed(record.checkpoints) if x.sound), None)
         if newest is None:
             return
         try:

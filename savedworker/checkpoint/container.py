@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import logging
@@ -28,7 +29,7 @@ from savedworker.model.spec import WorkerSpec
 log = logging.getLogger(__name__)
 
 RUNC_ID = "worker"
-_MS_NOSUID, _MS_NODEV, _MS_BIND = 2, 4, 4096
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 2, 4, 8, 4096
 _MNT_DETACH = 2
 _MAX_HELD = 1000
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -65,6 +66,11 @@ class Home:
     @property
     def criu_conf(self) -> Path:
         return self.path / "criu.conf"
+
+    @property
+    def images(self) -> Path:
+        """What CRIU restores from, until that is done."""
+        return self.path / "images"
 
     @property
     def criu_work(self) -> Path:
@@ -178,6 +184,31 @@ class Container:
                 aside.rmdir()
         device = self.home.shm.stat().st_dev
         self.runtime = self.runtime.model_copy(update={"shm_devices": (*self.runtime.shm_devices, device)})
+
+    def hold_images_in_memory(self, size: int) -> None:
+        """Make the folder of the images a tmpfs of ``size`` bytes. Raises OSError, and the folder is not there then."""
+        self.home.images.mkdir(mode=0o700)
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        try:
+            try:
+                _mount("tmpfs", self.home.images, "tmpfs", flags, f"mode=0700,size={size},noswap")
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # A kernel before 6.4. What is swapped is then where the images were on disk.
+                _mount("tmpfs", self.home.images, "tmpfs", flags, f"mode=0700,size={size}")
+        except OSError:
+            self.home.images.rmdir()
+            raise
+
+    def drop_images(self) -> None:
+        """Take the images away, from memory or disk. May be called at any time that CRIU does not read them."""
+        if os.path.ismount(self.home.images):
+            _unmount(self.home.images)
+        if os.path.ismount(self.home.images):
+            log.error("%s stays: it is still mounted", self.home.images)
+            return
+        shutil.rmtree(self.home.images, ignore_errors=True)
 
     def _mount_overlay(self) -> None:
         lower, upper, work = map(_option, (self.lower, self.home.upper, self.home.path / "work"))

@@ -13,14 +13,16 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from savedworker.checkpoint import affinity, criu_errors, hooks, images, layer
 from savedworker.checkpoint.container import Container, Home
+from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, same_files_here
+from savedworker.checkpoint.free_memory import rooms
 from savedworker.checkpoint.keys import chunk_keys, read_index
 from savedworker.checkpoint.memory import rebuild
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
@@ -33,7 +35,9 @@ from savedworker.crashpoints import crash_point
 from savedworker.model.errors import Corrupt, Fatal, Refused
 from savedworker.model.fingerprint import mismatches
 from savedworker.model.manifest import Manifest
+from savedworker.model.room import Place, choose_place, memory_need
 from savedworker.model.spec import WorkerSpec
+from savedworker.model.units import format_size
 from savedworker.store.chunks import ChunkStore
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,9 @@ log = logging.getLogger(__name__)
 MAX_LOG = 64 << 20
 """Bytes of CRIU's log after which a restore counts as running in circles; 2 GiB of worker make some hundred KiB."""
 _PATIENCE = 60.0
+_PAGE = 4096
+_SLACK = 16 << 20
+"""Bytes of a tmpfs beyond the images in it."""
 _RESTORE_RATE = 50 << 20
 """Bytes per second that even a slow disk gives."""
 
@@ -113,15 +120,22 @@ def restore(
     keys: list[frozenset[str]] = []
 
     def fill(home: Home) -> None:
-        # What has no memory of its own is fetched beside what has: the store's answers are waited for once.
         upper, shm = read_index(manifest.layer, chunks), read_index(manifest.shm, chunks)
         keys.append(chunk_keys(manifest, upper, shm))
-        with ThreadPoolExecutor(2, thread_name_prefix="restore") as pool:
+        _place_images(container, manifest, shm, chunks.budget)
+        # What has no memory of its own is fetched beside what has: the store's answers are waited for once.
+        fetching = Fetching(chunks)
+
+        def extract(index: layer.LayerIndex, target: Path) -> layer.Snapshot:
+            with fetching.part():
+                return layer.extract(index, fetching.get, target, threads=2)
+
+        with ThreadPoolExecutor(2, thread_name_prefix="restore") as pool, fetching.part():
             under_way = [
-                pool.submit(layer.extract, index, chunks.get, target, threads=2)
+                pool.submit(extract, index, target)
                 for index, target in ((upper, home.upper), (shm, home.shm))
             ]
-            _fetch_images(manifest, chunks, home.path / "images")
+            _fetch_images(manifest, fetching, home.images)
             crash_point("restore.images.after")
             snapshots.append(under_way[0].result())
             under_way[1].result()
@@ -131,7 +145,7 @@ def restore(
     home = container.home
     try:
         notes += _mend_volumes(container, manifest)
-        rearm_timers(home.path / "images" / "files.img")
+        rearm_timers(home.images / "files.img")
         pids = container.cgroup.pids
 
         def before_thaw() -> None:
@@ -152,7 +166,7 @@ def restore(
             # CRIU runs network-unlock only where it restores a network namespace.
             if container.network is None:
                 before_thaw()
-            notes.extend(affinity.bring_back(pids(), home.path / "images"))
+            notes.extend(affinity.bring_back(pids(), home.images))
             add_migration(home.rootfs, manifest.number, manifest.frozen_at, datetime.now(UTC))
             tell_incarnation(home.rootfs, incarnation)
 
@@ -162,12 +176,13 @@ def restore(
         with hooks.serving(home.path, actions) as (script, failure):
             home.criu_conf.write_text(
                 f"{tcp_option(container)}\nnetwork-lock skip\ncpu-cap\naction-script {script}\n"
+                + ("auto-dedup\n" if os.path.ismount(home.images) else "")
             )
             crash_point("restore.runc.before")
             patience = _PATIENCE + _image_size(manifest) / _RESTORE_RATE
             with watching(home.criu_work / "restore.log", MAX_LOG, patience) as ended:
                 try:
-                    launch(container.restore_command(home.path / "images"))
+                    launch(container.restore_command(home.images))
                 except Fatal as error:
                     if failure.error is not None:
                         raise failure.error from error
@@ -178,7 +193,7 @@ def restore(
                         ) from error
                     raise criu_errors.explain(kept, container.runc_words()) from error
         crash_point("restore.runc.after")
-        shutil.rmtree(home.path / "images", ignore_errors=True)
+        container.drop_images()
         return Came(tuple(notes), snapshots[0], keys[0])
     except BaseException:
         container.teardown()
@@ -193,8 +208,33 @@ def _keep_log(home: Home) -> Path:
     return kept
 
 
-def _fetch_images(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
-    """Write CRIU's images into ``folder``, in parallel, each part of them verified."""
+def _place_images(container: Container, manifest: Manifest, shm: layer.LayerIndex, budget: int) -> None:
+    """Have the images in memory if there is room: what is written to a disk is throttled beyond a share of the memory.
+
+    CRIU then gives back what it has read (``auto-dedup``), so that worker and images are there at once only for a part.
+    """
+    size = _image_size(manifest)
+    beside = sum(length for entry in shm.entries for _, length, _ in entry.data)
+    need = memory_need(size, len(manifest.memory), beside, budget)
+    place = choose_place(need, rooms())
+    if place.in_memory:
+        # In whole pages; the small ones may be written anew.
+        slack = _SLACK + manifest.packed.size + (len(manifest.images) + len(manifest.memory)) * _PAGE
+        try:
+            container.hold_images_in_memory(size + slack)
+        except OSError as error:
+            place = Place(False, f"a tmpfs cannot be mounted: {error.strerror}")
+    log.info(
+        "the images of checkpoint %s (%s) are put %s: %s",
+        manifest.number,
+        format_size(size),
+        "in memory" if place.in_memory else "on disk",
+        place.why,
+    )
+
+
+def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
+    """Write CRIU's images into ``folder``, in parallel, each part of them verified. The first part that fails ends the others."""
     names = [file.name for file in manifest.images] + [space.pages for space in manifest.memory]
     need = _image_size(manifest)
     if (
@@ -203,7 +243,7 @@ def _fetch_images(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
         or sum(file.size for file in manifest.images) != manifest.packed.size
     ):
         raise Corrupt(f"the images of checkpoint {manifest.number} are not a set of CRIU's images")
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize < need:
         raise Fatal(
@@ -216,7 +256,7 @@ def _fetch_images(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
         try:
             for space in manifest.memory:
                 under_way += rebuild(space, folder, chunks.view, pool)
-            for part in under_way:
+            for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
                 part.result()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -227,7 +267,7 @@ def _image_size(manifest: Manifest) -> int:
     return manifest.packed.size + sum(space.size for space in manifest.memory)
 
 
-def _unpack(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
+def _unpack(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
     """The small images, from one stream of their contents."""
     wrong = f"the small images of checkpoint {manifest.number} do not have the {manifest.packed.size} bytes that they should"
     stream = chunks.get_many(manifest.packed.chunks)
@@ -298,7 +338,7 @@ def _mend_volumes(container: Container, manifest: Manifest) -> list[str]:
         return found.st_size != file.size or found.st_mode != file.mode
 
     if volumes:
-        forget_sizes(container.home.path / "images" / "files.img", differs)
+        forget_sizes(container.home.images / "files.img", differs)
     return list(notes.values())
 
 

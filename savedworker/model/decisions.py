@@ -16,6 +16,8 @@ from savedworker.model.spec import WorkerSpec
 from savedworker.model.transitions import apply
 from savedworker.model.units import format_duration
 
+_TRIES_HERE = 2
+"""Restores of one checkpoint on one instance, which may itself be at fault."""
 _HEARD = 8
 """Times within ``orphan_after`` that whoever looks after a worker says so."""
 InstanceState = Literal["pending", "running", "ended", "unknown"]
@@ -95,14 +97,62 @@ def lease_dead(term: float) -> float:
     return 2 * lease_wait(term)
 
 
-def choose_checkpoint(record: WorkerRecord, spec: WorkerSpec) -> CheckpointEntry | None:
-    """The newest checkpoint worth a restore: not known bad, not tried too often without progress."""
+def choose_checkpoint(
+    record: WorkerRecord, spec: WorkerSpec, reader: int | None = None
+) -> CheckpointEntry | None:
+    """The newest checkpoint worth a restore: not known bad, not tried too often without progress.
+
+    What one instance has found damaged comes after all others, and not for that ``reader``, an incarnation, again.
+    """
     usable = [
         c
         for c in record.checkpoints
-        if c.unusable is None and c.failed_restores < spec.checkpoint.restores_without_progress
+        if c.unusable is None
+        and c.failed_restores < spec.checkpoint.restores_without_progress
+        and (c.damage_seen is None or c.damage_seen.incarnation != reader)
     ]
-    return max(usable, key=lambda c: order(c.number), default=None)
+    return max(usable, key=lambda c: (c.sound, order(c.number)), default=None)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another instance gets the next try; ``why``, where the history does not say so already."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class StartOver:
+    """The worker begins from nothing. ``why`` is empty when it never had a checkpoint."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No checkpoint can be restored, and by policy the worker does not begin again from nothing."""
+
+
+def next_try(
+    record: WorkerRecord, spec: WorkerSpec, reader: int, tried: Sequence[str]
+) -> CheckpointEntry | Elsewhere | StartOver | Nothing:
+    """What the incarnation ``reader`` does to have the worker run, having ``tried`` these checkpoints in vain.
+
+    A checkpoint that one instance alone has found damaged is not given up: when that is all that is left, another one reads it.
+    """
+    entry = choose_checkpoint(record, spec, reader)
+    if entry is not None:
+        again = bool(tried) and tried[-1] == entry.number
+        return Elsewhere() if again and tried.count(entry.number) >= _TRIES_HERE else entry
+    doubtful = choose_checkpoint(record, spec)
+    if doubtful is not None:
+        return Elsewhere(
+            f"what is left is damaged as it was read here: another instance tries checkpoint {doubtful.number} again"
+        )
+    had = bool(tried or record.checkpoints)
+    if had and not may_start_over(record, spec):
+        return Nothing()
+    return StartOver("no checkpoint could be restored" if had else "")
 
 
 def launch_pause(record: WorkerRecord) -> float:
@@ -556,6 +606,6 @@ def checkpoints_to_drop(record: WorkerRecord, keep: int) -> tuple[str, ...]:
     def value(entry: CheckpointEntry) -> tuple[int, tuple[int, int]]:
         return (0 if entry.number == proven else -entry.failed_restores, order(entry.number))
 
-    usable = sorted((c for c in record.checkpoints if c.unusable is None), key=value)
+    usable = sorted((c for c in record.checkpoints if c.sound), key=value)
     kept = {c.number for c in usable[-(keep - 1) :]} if keep > 1 else set()
     return tuple(c.number for c in record.checkpoints if c.number not in kept)

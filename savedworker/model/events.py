@@ -100,7 +100,10 @@ class Restored(_Fenced):
 
 
 class RestoreFailed(_Fenced):
-    """Checkpoint ``number`` could not be restored. ``unusable`` when no later try can succeed (damaged)."""
+    """Checkpoint ``number`` could not be restored. ``unusable`` when it is damaged as this instance reads it.
+
+    Then no later try on this instance can succeed; what a second instance finds damaged as well is given up.
+    """
 
     kind: Literal["restore_failed"] = "restore_failed"
     number: str

@@ -121,6 +121,14 @@ class Launch(Frozen):
     detail: str = ""
 
 
+class DamageSeen(Frozen):
+    """What one instance found when it read a checkpoint that may be whole: its own reads may be what is damaged."""
+
+    incarnation: int = Field(ge=1, lt=1 << 63)
+    instance: str
+    detail: str
+
+
 class CheckpointEntry(Frozen):
     """A committed checkpoint, as the record knows it."""
 
@@ -135,6 +143,13 @@ class CheckpointEntry(Frozen):
     failed_restores: Count = 0
     unusable: str | None = None
     """Why this checkpoint cannot be used, once that is known."""
+    damage_seen: DamageSeen | None = None
+    """Set while one instance only has found it damaged: it is used after all others, and elsewhere."""
+
+    @property
+    def sound(self) -> bool:
+        """True while nobody has found anything wrong with what is stored of it."""
+        return self.unusable is None and self.damage_seen is None
 
 
 class ActiveNotice(Frozen):
@@ -226,6 +241,12 @@ class WorkerRecord(Document):
     def moves(self) -> int:
         """Times the worker went on or began again on another instance, against ``max_migrations``."""
         return self.migrations + self.cold_starts
+
+    @property
+    def last_checkpoint(self) -> CheckpointEntry | None:
+        """The newest sound checkpoint; where there is none, the newest one that may be restored yet."""
+        usable = sorted((x for x in self.checkpoints if x.unusable is None), key=lambda x: x.sound)
+        return usable[-1] if usable else None
 
     def launch(self, launch_id: str) -> Launch | None:
         """The launch of that id."""

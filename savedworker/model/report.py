@@ -74,8 +74,7 @@ class Report(Status):
 
 def status(record: WorkerRecord, now: datetime) -> Status:
     """The status document of ``record`` at wall-clock time ``now``."""
-    usable = [c for c in record.checkpoints if c.unusable is None]
-    last = usable[-1] if usable else None
+    last = record.last_checkpoint
     until = record.ended_at or now
     current = record.incarnation
     return Status(

@@ -18,6 +18,7 @@ from savedworker.model.record import (
     Cancel,
     CheckpointEntry,
     Conclusion,
+    DamageSeen,
     EndReason,
     EventSummary,
     Incarnation,
@@ -156,6 +157,7 @@ def _runs(record: WorkerRecord, at: datetime, restored: str | None) -> WorkerRec
     ran = [x for x in record.incarnations[:-1] if x.started_at]
     away = max(0.0, (at - ran[-1].stopped_at).total_seconds()) if ran and ran[-1].stopped_at else 0.0
     record = _with(record, incarnations=_count_loss(record, restored))
+    record = _contradicted(record, restored) if restored else record
     return _with(
         record,
         state=State.RUNNING,
@@ -291,11 +293,52 @@ def _beginning(r: WorkerRecord) -> bool:
     return r.incarnation is not None and not r.incarnation.started_at and not r.state.terminal
 
 
-def _blame(record: WorkerRecord, number: str, unusable: str | None = None) -> WorkerRecord:
+def _entry(record: WorkerRecord, number: str, update: Callable[[CheckpointEntry], Any]) -> WorkerRecord:
+    return _with(
+        record,
+        checkpoints=tuple(
+            c.model_copy(update=update(c)) if c.number == number else c for c in record.checkpoints
+        ),
+    )
+
+
+def _blame(record: WorkerRecord, number: str) -> WorkerRecord:
     """Count a restore against a checkpoint; progress takes it back."""
+    return _entry(record, number, lambda c: {"failed_restores": c.failed_restores + 1})
+
+
+def _damaged(record: WorkerRecord, number: str, by: Incarnation, detail: str) -> WorkerRecord:
+    """One instance has read checkpoint ``number`` and found it damaged. When another one had before, it cannot be used.
+
+    The first word counts as no failed restore, so that there is a second one. The same instance's word, in a later incarnation, does:
+    where no other can be had, that comes to an end too.
+    """
+    seen = DamageSeen(incarnation=by.number, instance=by.instance, detail=detail)
+
+    def told(entry: CheckpointEntry) -> dict[str, Any]:
+        first = entry.damage_seen
+        if entry.unusable is not None or (first is not None and first.incarnation == by.number):
+            return {}
+        if first is None:
+            return {"damage_seen": seen}
+        failed = entry.failed_restores + 1
+        if first.instance == by.instance:
+            return {"damage_seen": seen, "failed_restores": failed}
+        return {"unusable": detail, "failed_restores": failed}
+
+    return _entry(record, number, told)
+
+
+def _contradicted(record: WorkerRecord, number: str) -> WorkerRecord:
+    """Checkpoint ``number`` was restored: an instance that had found it damaged is not believed in anything that it said alone."""
+    wrong = next(
+        (c.damage_seen.instance for c in record.checkpoints if c.number == number and c.damage_seen), None
+    )
+    if wrong is None:
+        return record
     entries = tuple(
-        c.model_copy(update={"failed_restores": c.failed_restores + 1, "unusable": c.unusable or unusable})
-        if c.number == number
+        c.model_copy(update={"damage_seen": None})
+        if c.unusable is None and c.damage_seen and c.damage_seen.instance == wrong
         else c
         for c in record.checkpoints
     )
@@ -307,7 +350,7 @@ def _restore_failed(r: WorkerRecord, e: ev.RestoreFailed) -> WorkerRecord:
     if current is None or not _beginning(r):
         return r
     r = _with(r, incarnations=_current(r, restores_failed=current.restores_failed + 1))
-    return _blame(r, e.number, e.detail if e.unusable else None)
+    return _damaged(r, e.number, current, e.detail) if e.unusable else _blame(r, e.number)
 
 
 def _notice_received(r: WorkerRecord, e: ev.NoticeReceived) -> WorkerRecord:
@@ -541,6 +584,7 @@ def _describe(event: Any) -> str:
             text = f"restored from checkpoint {event.number} in {format_duration(event.seconds)}"
         case ev.RestoreFailed():
             text = f"checkpoint {event.number} could not be restored"
+            text += ", damaged as it was read here" if event.unusable else ""
         case ev.NoticeReceived():
             left = "" if event.seconds_left is None else f", {format_duration(event.seconds_left)} left"
             text = f"notice from {event.source}{left}"

@@ -185,7 +185,9 @@ class ChunkStore:
         self._under_way: dict[str, Future[None]] = {}
         self.throttle = Throttle()
         """What holds ``put`` back; it lets everything through unless told otherwise."""
-        self.shares = shares(defaults.MEMORY_BUDGET)
+        self.budget = defaults.MEMORY_BUDGET
+        """Bytes of memory that this process may use."""
+        self.shares = shares(self.budget)
         """Threads that store and fetch at once, and bytes of plaintext that they hold at most, unless one chunk alone is more."""
         self.meter = Meter(self.shares.threads)
         """What says how hard ``put`` compresses."""
@@ -398,6 +400,7 @@ class ChunkStore:
 
     def spend(self, budget: int) -> None:
         """Use at most about ``budget`` bytes of memory from now on, this process's own included."""
+        self.budget = budget
         self.shares = shares(budget)
         self.meter = Meter(self.shares.threads)
 

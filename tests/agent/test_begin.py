@@ -43,7 +43,7 @@ def fails(error: Exception) -> Any:
 
 @pytest.mark.parametrize("error", [Fatal("the disk is full"), OSError(28, "No space left on device")])
 def test_an_error_after_the_start_does_not_end_the_worker(error: Exception) -> None:
-    story = Story(lambda *_: True, fails(error))
+    story = Story(lambda *_: None, fails(error))
     with pytest.raises(type(error)):
         story.begin()  # the agent dies of it and is started again
     assert story.released == []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from savedworker.fleet.base import NoCapacity
 from savedworker.model import defaults
@@ -486,3 +489,72 @@ def test_what_happened_is_in_the_store_event_by_event(world: World) -> None:
     kinds = [x.event.kind for x in world.documents.events()]
     assert kinds == ["launch_requested", "launch_accepted", "lease_taken", "started", "finished"]
     assert [x.n for x in world.documents.events()] == list(range(1, 6))
+
+
+# Damage --------------------------------------------------------------------------------------------------------------
+
+
+def reads_damage(world: World, *numbers: str) -> str:
+    """The next instance finds these checkpoints damaged and ends. Returns its launch."""
+    world.reconcile()
+    had = {x.launch for x in world.record.incarnations}
+    launch = next(x.id for x in world.record.launches if x.state == "accepted" and x.id not in had)
+    world.take(launch, numbers[0])
+    for number in numbers:
+        world.fenced(ev.RestoreFailed, number=number, detail="altered", unusable=True)
+    world.fenced(ev.LeaseReleased, end_reason="failed")
+    world.fleet.instances[launch] = InstanceView("ended")
+    return launch
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    policy=st.sampled_from(["cold_start", "fail"]),
+    dies=st.sampled_from([None, "launch", "terminate"]),
+    whole_at=st.sampled_from([1, 2, None]),
+)
+def test_damage_costs_one_more_instance_at_most_and_the_first_word_ends_no_worker(
+    tmp_path_factory: pytest.TempPathFactory, policy: str, dies: str | None, whole_at: int | None
+) -> None:
+    """Also when the controller dies in the middle. ``whole_at``: which instance reads the newest checkpoint whole."""
+    world = World(tmp_path_factory.mktemp("store") / "store")
+    world.submit(checkpoint={"when_unrestorable": policy})
+    first = world.run()
+    world.checkpoint("1-1")
+    world.checkpoint("1-2")
+    world.fleet.instances[first] = InstanceView("ended")
+    for n in (1, 2):
+        world.reconcile()
+        if whole_at == n:
+            world.run("1-2")
+            break
+        before = len(world.record.launches)
+        reads_damage(world, "1-2", "1-1")
+        if dies:
+            world.fleet.trouble[dies] = [Killed()]  # type: ignore[list-item]
+            with suppress(Killed):
+                world.reconcile()
+            world.fleet.trouble.clear()
+            world.controller = world.another_controller()
+        world.pass_time(defaults.LAUNCH_RETRY)
+        record = world.reconcile()
+        world.pass_time(defaults.LAUNCH_RETRY)
+        record = world.reconcile()
+        if n == 1:
+            assert record.state is State.MIGRATING
+            assert len(record.launches) == before + 1
+            assert f"i-{record.incarnations[-1].launch}" in record.launches[-1].avoid
+    record = world.reconcile()
+    if whole_at:
+        assert (record.state, record.cold_starts) == (State.RUNNING, 0)
+        assert record.incarnations[-1].restored_from == "1-2"
+    elif policy == "fail":
+        assert (record.state, record.reason) == (State.FAILED, Reason.CRASH_LOOP)
+        assert record.detail == "no checkpoint can be restored (newest 1-2: altered)"
+    else:
+        world.run()
+        assert (world.record.cold_starts, world.record.migrations) == (1, 0)

@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,34 @@ def test_a_store_that_is_bad_for_longer_than_a_lease_costs_time(
 ) -> None:
     with saved_twice(behind) as bed:
         lasting(bed, rule_for(stage, trouble, times=10**6))
+
+
+@dataclass
+class OneInstance(Rule):
+    """The first client that suffers is the only one: its own network, disk or memory is what is bad."""
+
+    def applies(self, client: str, method: str, path: str) -> bool:
+        hit = super().applies(client, method, path)
+        if hit:
+            self.client = client
+        return hit
+
+
+def test_an_instance_that_reads_everything_altered_costs_no_checkpoint(behind: tuple[str, int]) -> None:
+    """Another one reads the same checkpoint whole, and the worker goes on from where it was."""
+    with saved_twice(behind) as bed:
+        rule = OneInstance("altered", "GET", "/chunks/", times=10**6)
+        record = move(bed, rule)
+        events = [x.event for x in WorkerStore(bed.client.store, bed.worker).events()]
+        failed = [x for x in events if isinstance(x, ev.RestoreFailed)]
+        assert [(x.incarnation, x.unusable) for x in failed] == [(2, True)] * 2, bed.story(bed.worker)
+        newest = max(x.number for x in failed)
+        assert [x.restored_from for x in record.incarnations] == [None, None, newest]
+        assert record.incarnations[1].end_reason == "failed"
+        assert all(x.sound for x in record.checkpoints)
+        (left,) = [x for x in events if isinstance(x, ev.LeaseReleased)]
+        assert left.detail.endswith(f"another instance tries checkpoint {newest} again")
+        is_right(bed, rule)
 
 
 @pytest.mark.sweep

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from savedworker.checkpoint import bundle, container, images
 from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint.container import Home
+from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, same_files_here
 from savedworker.checkpoint.keys import read_index
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
@@ -157,7 +158,7 @@ def test_an_image_that_says_one_chunk_a_million_times_does_not_fill_the_disk(
     )
     started = time.monotonic()
     with pytest.raises(Corrupt, match="do not have the"):
-        restoring._fetch_images(manifest, chunks, tmp_path / "images")
+        restoring._fetch_images(manifest, Fetching(chunks), tmp_path / "images")
     assert time.monotonic() - started < 10
     assert sum(x.stat().st_size for x in (tmp_path / "images").iterdir()) <= 1 << 20
 
@@ -185,7 +186,7 @@ def test_images_that_cannot_be_a_checkpoint_are_refused(
 ) -> None:
     manifest = MANIFEST.model_copy(update={"memory": (), **update})
     with pytest.raises((Corrupt, Fatal)):
-        restoring._fetch_images(manifest, chunks, tmp_path / "images")
+        restoring._fetch_images(manifest, Fetching(chunks), tmp_path / "images")
 
 
 def test_no_file_that_a_fingerprint_names_is_waited_for_or_read_without_end(tmp_path: Path) -> None:

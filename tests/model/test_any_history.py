@@ -50,6 +50,8 @@ class AnyHistory(RuleBasedStateMachine):
             placement={"wait_for_capacity": capacity, "spare_for": spare},
         )
         self.numbers = 0
+        self.found_damaged: dict[str, set[str]] = {}
+        """Which instances said of a checkpoint that it is damaged."""
         self.life.settle()
         self.life.run("l1")
         if budget != 1:
@@ -126,8 +128,11 @@ class AnyHistory(RuleBasedStateMachine):
         token=st.sampled_from(["right", "right", "right", "holder", "number"]),
         deadline=st.none() | st.floats(0, 120),
         notice=st.sampled_from(["n1", "n2"]),
+        damaged=st.booleans(),
     )
-    def the_incarnation_reports(self, kind: Any, token: str, deadline: float | None, notice: str) -> None:
+    def the_incarnation_reports(
+        self, kind: Any, token: str, deadline: float | None, notice: str, damaged: bool
+    ) -> None:
         record = self.life.record
         number = len(record.incarnations)
         target = record.incarnations[-1].restore_from or "1-1"
@@ -146,7 +151,7 @@ class AnyHistory(RuleBasedStateMachine):
                 "bytes_uploaded": 1,
             },
             ev.Restored: {"number": target},
-            ev.RestoreFailed: {"number": target, "detail": "d"},
+            ev.RestoreFailed: {"number": target, "detail": "d", "unusable": damaged},
             ev.ProtectionChanged: {"unprotected_reasons": ("why",) if deadline else ()},
         }
         wrong: Any = {"holder": {"holder": "x"}, "number": {"incarnation": number + 1}}.get(token, {})
@@ -154,6 +159,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.life.fenced(kind, **{**details.get(kind, {}), **wrong})
         if wrong:
             assert self.life.record is before
+        elif kind is ev.RestoreFailed and damaged and self.life.record is not before:
+            self.found_damaged.setdefault(target, set()).add(record.incarnations[-1].instance)
 
     @precondition(lambda self: self.life.record.lease_held)
     @rule(
@@ -245,6 +252,15 @@ class AnyHistory(RuleBasedStateMachine):
         assert not spares or self.life.spec.placement.spare_for
         for notice in {x.spare_of for x in spares}:
             assert sum(x.spare_of == notice for x in spares) <= defaults.SPARES
+
+    @invariant()
+    def no_checkpoint_is_given_up_on_the_word_of_one_instance(self) -> None:
+        for entry in self.life.record.checkpoints:
+            said = self.found_damaged.get(entry.number, set())
+            if entry.unusable is not None and not entry.unusable.startswith("no matching instance"):
+                assert len(said) > 1
+            if entry.damage_seen is not None:
+                assert entry.damage_seen.instance in said
 
     @invariant()
     def nobody_restores_what_has_told_its_engine_how_it_ends(self) -> None:

@@ -544,15 +544,92 @@ def test_a_restore_that_failed_and_said_so_counts_once() -> None:
     assert life.record.state is State.MIGRATING
 
 
-def test_a_damaged_checkpoint_says_why_for_ever() -> None:
+def lost_with(*numbers: str) -> Life:
+    """A worker that was lost after these checkpoints."""
     life = Life()
     life.run()
-    life.checkpoint("1-1")
+    for number in numbers:
+        life.checkpoint(number)
     life.lose()
-    life.take(restore="1-1")
-    life.fenced(ev.RestoreFailed, number="1-1", detail="a chunk is missing", unusable=True)
-    life.fenced(ev.RestoreFailed, number="1-1", detail="again", unusable=True)
-    assert life.record.checkpoints[0].unusable == "a chunk is missing"
+    return life
+
+
+def finds_damage(life: Life, *numbers: str, detail: str = "a chunk is missing") -> None:
+    """One more instance reads these checkpoints, finds all of them damaged, and ends."""
+    life.take(restore=numbers[0])
+    for number in numbers:
+        life.fenced(ev.RestoreFailed, number=number, detail=detail, unusable=True)
+    life.fenced(ev.LeaseReleased, end_reason="failed")
+
+
+def test_what_one_instance_finds_damaged_is_given_up_when_a_second_one_does() -> None:
+    life = lost_with("1-1")
+    finds_damage(life, "1-1", "1-1")
+    entry = life.record.checkpoints[0]
+    assert (entry.unusable, entry.failed_restores, entry.sound) == (None, 0, False)
+    assert entry.damage_seen is not None
+    assert (entry.damage_seen.incarnation, entry.damage_seen.instance) == (2, "i-l2")
+    finds_damage(life, "1-1", detail="it is missing here too")
+    assert life.record.checkpoints[0].unusable == "it is missing here too"
+
+
+def test_a_damaged_checkpoint_says_why_for_ever() -> None:
+    life = lost_with("1-1")
+    for detail in ("first", "second", "third"):
+        finds_damage(life, "1-1", detail=detail)
+    assert life.record.checkpoints[0].unusable == "second"
+
+
+def test_the_same_instance_has_no_second_word_but_comes_to_an_end() -> None:
+    life = lost_with("1-1")
+    for _ in range(3):
+        launch = life.launch()
+        life.tell(
+            ev.LeaseTaken,
+            incarnation=len(life.record.incarnations) + 1,
+            holder=f"h{len(life.record.incarnations) + 1}",
+            launch=launch,
+            instance="always-this",
+            restore_from="1-1",
+        )
+        life.fenced(ev.RestoreFailed, number="1-1", detail="a chunk is missing", unusable=True)
+        life.fenced(ev.LeaseReleased, end_reason="failed")
+    entry = life.record.checkpoints[0]
+    assert (entry.unusable, entry.failed_restores) == (None, 2)
+
+
+def test_a_restore_elsewhere_shows_that_an_instance_read_badly_and_nothing_that_it_said_alone_stands() -> (
+    None
+):
+    life = lost_with("1-1", "1-2", "1-3")
+    finds_damage(life, "1-3", "1-2", "1-1")
+    finds_damage(life, "1-3")
+    life.run(restore="1-2")
+    assert [(x.number, x.sound) for x in life.record.checkpoints] == [
+        ("1-1", True),
+        ("1-2", True),
+        ("1-3", False),
+    ]
+    assert life.record.checkpoints[2].unusable is not None
+
+
+def test_a_restore_of_what_nobody_doubted_says_nothing_of_the_others() -> None:
+    life = lost_with("1-1", "1-2")
+    life.take(restore="1-2")
+    life.fenced(ev.RestoreFailed, number="1-2", detail="a chunk is missing", unusable=True)
+    life.fenced(ev.Restored, number="1-1")
+    assert [x.sound for x in life.record.checkpoints] == [True, False]
+
+
+def test_the_last_checkpoint_that_is_told_of_is_a_sound_one_if_there_is_any() -> None:
+    life = lost_with("1-1", "1-2")
+    assert life.record.last_checkpoint == life.record.checkpoints[1]
+    finds_damage(life, "1-2")
+    assert life.record.last_checkpoint == life.record.checkpoints[0]
+    finds_damage(life, "1-1")
+    assert life.record.last_checkpoint == life.record.checkpoints[1]
+    finds_damage(life, "1-2", "1-1")
+    assert life.record.last_checkpoint is None
 
 
 def test_a_commit_proves_that_the_worker_runs_although_its_agent_died_before_saying_so() -> None:

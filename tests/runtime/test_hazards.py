@@ -362,7 +362,7 @@ def test_a_damaged_checkpoint_is_never_restored_and_the_one_before_is_used_and_a
     world.preempt(worker, notice=None)
     record = world.record(worker)
     assert record.incarnations[-1].restored_from == numbers[0], world.story(worker)
-    assert {c.number for c in record.checkpoints if c.unusable} == set(numbers[1:])
+    assert {c.number for c in record.checkpoints if c.damage_seen} == set(numbers[1:])
     failures = [e for e in world.report(worker).timeline if e.event == "restore_failed"]
     assert [next(n for n in numbers if n in e.detail) for e in failures] == numbers[:0:-1]
     status = world.client.status(worker)
