@@ -29,8 +29,8 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {"integration-name": NAME, "python-modules": [f"{package}.operators.saved_worker"]},
         ],
-        "cli": [],
         "executors": [f"{package}.executors.SavedWorkerExecutor"],
+        "cli": [f"{package}.commands.airflow_commands"],
         "remote-logging": [
             {
                 "classpath": f"{package}.log.saved_worker_task_handler.SavedWorkerRemoteLogIO",

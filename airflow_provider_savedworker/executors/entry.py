@@ -61,7 +61,7 @@ class Copier:
 
 
 def run(workload_json: str) -> int:
-    """Run the workload to its end; the exit status of the task's process."""
+    """Run the workload to its end; the exit status of the task's process, -n for signal n."""
     out = os.dup(1)
     os.set_inheritable(out, False)
     os.dup2(2, 1)  # the supervisor's own lines, and what libraries print
@@ -86,9 +86,14 @@ def run(workload_json: str) -> int:
             copier.finish()
 
 
+def exit_status(status: int) -> int:
+    """The worker's own, for the status of the task's process: a signal, which is negative there, as shells say it."""
+    return status if status >= 0 else 128 - status
+
+
 if __name__ == "__main__":
     status = run(sys.argv[1])
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # taking down two seconds' worth of imported modules does nobody any good
+    os._exit(exit_status(status))  # taking down two seconds' worth of imported modules does nobody any good

@@ -15,9 +15,12 @@ from savedworker.agent.relay.airflow import INNER_URL
 SECTIONS = frozenset(
     {
         "aws",
+        "common_io",
         "core",
         "dag_processor",
         "email",
+        "hive",
+        "kerberos",
         "lineage",
         "logging",
         "metrics",
@@ -28,12 +31,20 @@ SECTIONS = frozenset(
         "sensors",
         "sentry",
         "smtp",
+        "standard",
         "state_store",
         "traces",
         "workers",
     }
 )
-"""Of these sections a task is given what was set."""
+"""Of these sections a task is given what was set. A dot in a section's name is ``_``, as in the names of variables."""
+OPTIONS = frozenset({"api.base_url"})
+"""What a task is given of other sections: links to Airflow's own pages, in XComs and in mails, are made in the task."""
+BACKENDS = {
+    "secrets.backend": "secrets.backend_kwargs",
+    "workers.secrets_backend": "workers.secrets_backend_kwargs",
+}
+"""A secrets backend, and its options, which Airflow counts as sensitive: it is not given without them."""
 KEPT_BACK = frozenset(
     {
         "core.auth_manager",
@@ -53,26 +64,44 @@ KEPT_BACK = frozenset(
 )
 """Of no use to a task, or set anew. Logs are carried by the executor."""
 _HIDDEN = "< hidden >"
+_DEFAULT = ("default", "defaults")
+"""How the source of a value ends that nobody set: Airflow's own default, or a provider's."""
 PATIENT = 86400
 """Seconds for which the task waits for the relay, which itself waits for an engine that is away; a freeze does not count."""
 
 
 def airflow_options(config: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """``AIRFLOW__…`` variables for what was set. ``config``: ``conf.as_dict(display_source=True)``, sensitive values hidden."""
+    """``AIRFLOW__…`` variables for what was set. ``config``: ``conf.as_dict(display_source=True)``, sensitive values hidden.
+
+    A secrets backend whose options are kept back is left out as well: the API server asks it for the task.
+    """
     found = {}
-    for section, options in config.items():
-        if section not in SECTIONS:
-            continue
+    hidden = set()
+    for written, options in config.items():
+        section = written.replace(".", "_")
         for option, (value, source) in options.items():
             name = f"{section}.{option}"
-            if source == "default" or name in KEPT_BACK or value is None or _HIDDEN in str(value):
+            if section not in SECTIONS and name not in OPTIONS:
+                continue
+            if source.endswith(_DEFAULT) or name in KEPT_BACK or value is None:
+                continue
+            if _HIDDEN in str(value):
+                hidden.add(name)
                 continue
             if "airflow_provider_savedworker.log" in str(value):
                 continue
             if option.endswith(("_cmd", "_secret")) or "password" in option:
                 continue
-            found[f"AIRFLOW__{section.upper()}__{option.upper()}"] = str(value)
+            found[_variable(name)] = str(value)
+    for backend, its_options in BACKENDS.items():
+        if its_options in hidden:
+            found.pop(_variable(backend), None)
     return found
+
+
+def _variable(name: str) -> str:
+    section, _, option = name.partition(".")
+    return f"AIRFLOW__{section.upper()}__{option.upper()}"
 
 
 def worker_environment(

@@ -15,6 +15,11 @@ STORE_PATIENCE = 30 * 60.0
 """Seconds for which a task is kept alive whose worker cannot be looked at, because the store is away."""
 
 
+ON_KILL = 20.0
+"""Seconds that a running task has to end by itself, beside its supervisor's heartbeat interval: by the answer to a heartbeat it hears that
+Airflow does not wait for it any more, and Airflow then gives it five seconds for its ``on_kill``."""
+
+
 @dataclass(frozen=True)
 class Row:
     """The task instance in Airflow's database. ``heard``: seconds since its last heartbeat, None before the first."""
@@ -63,7 +68,7 @@ def _still_runs(row: Row | None, external_id: str) -> bool:
     """Whether to Airflow the task instance runs, and as it was queued for this worker."""
     if row is None or row.state != "running":
         return False
-    return not row.external_id or not external_id or row.external_id == external_id
+    return not _queued_anew(row, external_id)
 
 
 def ending(seen: Seen, row: Row | None, external_id: str) -> End | None:
@@ -75,9 +80,13 @@ def ending(seen: Seen, row: Row | None, external_id: str) -> End | None:
         if _still_runs(row, external_id):
             return "failed"  # it was delivered, and Airflow refused it
         return "silent" if record.concluded.outcome in WAITS else "success"
-    if row is None or seen.dropped:
+    if row is None or row.state == "restarting" or seen.dropped:
         return "success"  # RESTARTING and this event: the scheduler queues a cleared task again
-    return "failed" if row.state in RUNS else "silent"
+    return "failed" if row.state in RUNS and not _queued_anew(row, external_id) else "silent"
+
+
+def _queued_anew(row: Row, external_id: str) -> bool:
+    return bool(row.external_id and external_id and row.external_id != external_id)
 
 
 def unwanted(seen: Seen, row: Row | None, external_id: str) -> str:
@@ -90,9 +99,15 @@ def unwanted(seen: Seen, row: Row | None, external_id: str) -> str:
         return f"the task instance is {row.state or 'cleared'}"
     if row.state == "restarting":
         return "the task instance was cleared"
-    if row.external_id and external_id and row.external_id != external_id:
+    if _queued_anew(row, external_id):
         return "the task instance was queued anew"
     return ""
+
+
+def ends_itself(record: WorkerRecord) -> bool:
+    """Whether a worker that Airflow does not wait for any more can hear of it from Airflow, and end as its task wants to."""
+    begun = record.incarnation is not None and record.incarnation.started_at is not None
+    return record.state is State.RUNNING and record.lease_held and begun and record.notice is None
 
 
 def keeps_alive(seen: Seen, term: float) -> bool:

@@ -9,22 +9,31 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.configuration import conf
 from airflow.executors.base_executor import PARALLELISM, BaseExecutor, get_execution_api_server_url
+from airflow.executors.workloads.callback import ExecuteCallback
 from airflow.executors.workloads.task import ExecuteTask
 from airflow.models.taskinstancekey import TaskInstanceKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_provider_savedworker.executors import outcome
-from airflow_provider_savedworker.executors.settings import SECTION, Settings, read_settings, task_options
+from airflow_provider_savedworker.executors.settings import (
+    SECTION,
+    Settings,
+    only_here,
+    read_settings,
+    task_options,
+)
 from airflow_provider_savedworker.executors.tracker import Task, Tracker
 from airflow_provider_savedworker.executors.workload import source, worker_id, worker_spec
+from airflow_provider_savedworker.log import keep_finished
 from savedworker.controller.client import Client
 from savedworker.model.errors import NotFound, SavedWorkerError, Temporary
 from savedworker.model.record import WorkerRecord
@@ -35,11 +44,17 @@ from savedworker.store.worker import list_workers
 if TYPE_CHECKING:
     from airflow.executors.workloads import ExecutorWorkload
     from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy.orm import Session
 
 LOOK_EVERY = 5.0
 """Seconds between two looks at the task instances of all workers in the database."""
 STALE_HEARTBEAT = 12.0
 """A heartbeat older than this is a reason to ask the worker's relay whether the task lives."""
+
+EVENT_LOGS_HELD = 1000
+"""Rows for Airflow's event log that are held on to: Airflow 3.3.2 stores those only that somebody else refers to as well."""
+
+NO_CALLBACKS = "SavedWorkerExecutor runs no callbacks. Fix: name another executor in SyncCallback(…, executor=…), or first in [core] executor"
 
 
 class SavedWorkerExecutor(BaseExecutor):
@@ -64,6 +79,7 @@ class SavedWorkerExecutor(BaseExecutor):
         self._lock = threading.Lock()
         self._tracker: Tracker | None = None
         self._looked = float("-inf")
+        self._event_logs: deque[Any] = deque(maxlen=EVENT_LOGS_HELD)
 
     # -- what it needs, also in the API server, where it is never started --
 
@@ -82,6 +98,10 @@ class SavedWorkerExecutor(BaseExecutor):
         return conf.as_dict(display_source=True, display_sensitive=False)
 
     @cached_property
+    def _on_kill(self) -> float:
+        return outcome.ON_KILL + conf.getint("workers", "min_heartbeat_interval", fallback=5)
+
+    @cached_property
     def deployment(self) -> str:
         """By which name workers are known to be of this Airflow, among others that share the store."""
         if self.settings.deployment:
@@ -96,6 +116,13 @@ class SavedWorkerExecutor(BaseExecutor):
     def start(self) -> None:
         """Look for what an earlier scheduler left, and begin."""
         settings = self.settings
+        if only_here(settings.upstream):
+            self.log.warning(
+                "instances do not reach the Execution API at %s, an address of this machine alone: "
+                "set [%s] execution_api_server_url, or no task begins",
+                settings.upstream,
+                SECTION,
+            )
         try:
             self.client.store.ensure()
         except Temporary as error:
@@ -112,6 +139,14 @@ class SavedWorkerExecutor(BaseExecutor):
         threading.Thread(target=self._sweep, name="savedworker-sweep", daemon=True).start()
         self.log.info("saved workers in %s on fleet %s", self.client.store.url, settings.fleet)
 
+    def queue_workload(self, workload: ExecutorWorkload, session: Session) -> None:
+        """A callback is refused, and fails with the reason: an exception here would end Airflow's scheduler, again and again."""
+        if not isinstance(workload, ExecuteCallback):
+            super().queue_workload(workload, session)
+            return
+        self.log.error("callback %s: %s", workload.display_name, NO_CALLBACKS)
+        self.fail(workload.key, NO_CALLBACKS)
+
     def _process_workloads(self, workload_items: Sequence[ExecutorWorkload]) -> None:
         for workload in workload_items:
             if not isinstance(workload, ExecuteTask):
@@ -122,10 +157,10 @@ class SavedWorkerExecutor(BaseExecutor):
             try:
                 self._begin(workload)
             except SavedWorkerError as error:
-                self._refuse(key, str(error))
+                self._refuse(workload, str(error))
             except Exception as error:  # one task must not end the scheduler for all the others
                 self.log.exception("%s cannot be begun", key)
-                self._refuse(key, f"{type(error).__name__}: {error}")
+                self._refuse(workload, f"{type(error).__name__}: {error}")
 
     def _begin(self, workload: ExecuteTask) -> None:
         ti, key = workload.ti, workload.key
@@ -150,10 +185,19 @@ class SavedWorkerExecutor(BaseExecutor):
         assert self._tracker is not None
         self._tracker.add(task)
 
-    def _refuse(self, key: TaskInstanceKey, why: str) -> None:
+    def _refuse(self, workload: ExecuteTask, why: str) -> None:
+        self._tell_refusal(workload.key, why, workload.log_path or "")
+        self.fail(workload.key, why)
+
+    def _tell_refusal(self, key: TaskInstanceKey, why: str, log_path: str) -> None:
+        """Wherever people look for the reason: the scheduler's log, Airflow's event log, the log of the task."""
         self.log.error("%s: %s", key, why)
         self.log_task_event(event="saved worker refused", extra=why, ti_key=key)
-        self.fail(key, why)
+        self._event_logs.append(self._task_event_logs[-1])
+        if log_path and self._tracker is not None:
+            at, base = datetime.now(UTC), Path(conf.get("logging", "base_log_folder"))
+            keep = partial(keep_finished.keep_refusal, self.client, at, why, log_path, base)
+            self._tracker.aside(f"the log of {key} is not kept", keep)
 
     def sync(self) -> None:
         """Tell Airflow what has ended, drop what it does not want any more, and keep alive what cannot say that it lives."""
@@ -211,7 +255,10 @@ class SavedWorkerExecutor(BaseExecutor):
             self.log.warning("heartbeats of %d tasks that move wait for the database: %s", len(alive), error)
 
     def _doubt(self, task: Task, row: outcome.Row | None, now: float) -> None:
-        """Drop a worker that Airflow does not wait for, once the record was read after that showed."""
+        """Drop a worker that Airflow does not wait for, once the record was read after that showed.
+
+        One that runs may end by itself first: its task's ``on_kill`` is not cut off.
+        """
         seen = task.seen(now)
         if seen is None or task.drop:
             return
@@ -220,12 +267,15 @@ class SavedWorkerExecutor(BaseExecutor):
             task.doubted_at = 0.0
         elif not task.doubted_at:
             task.doubted_at = now
+        elif outcome.ends_itself(seen.record) and now - task.doubted_at < self._on_kill:
+            return
         elif task.read_at > task.doubted_at:
             self.log.info("%s: %s: worker %s is dropped", task.key, why, task.worker)
             task.drop = why
 
     def _end_task(self, task: Task, row: outcome.Row | None, seen: outcome.Seen | None) -> None:
         if task.refused:
+            self._tell_refusal(task.key, task.refused, task.log_path)
             self._settle(task, "failed", task.refused)
             return
         if seen is None:
@@ -328,15 +378,13 @@ class SavedWorkerExecutor(BaseExecutor):
         return token
 
     def _keep_log(self, task: Task, record: WorkerRecord) -> None:
-        from airflow_provider_savedworker.log import archive, keep_finished
-
         if not task.log_path:
             task.log_path = self._log_path(task.worker)
         if task.log_path:
             keep_finished.keep(
                 self.client, record, task.log_path, Path(conf.get("logging", "base_log_folder"))
             )
-            self.log.debug("kept the log %s of %s", archive.worker_part(record), task.worker)
+            self.log.debug("kept the log of %s", task.worker)
 
     def _sweep(self) -> None:
         """Find workers of this Airflow that no scheduler looks after: their task instances may be gone meanwhile."""

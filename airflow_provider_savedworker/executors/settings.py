@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import math
 import os
 import re
 import ssl
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,6 +24,10 @@ from savedworker.model.written import read
 
 SECTION = "savedworker"
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+OF_OTHERS = frozenset({"pod_override", "pod_template_file"})
+"""Options of KubernetesExecutor's that stand in ``executor_config`` by themselves. Entries named ``…Executor`` are others' too."""
 
 
 class Conf(Protocol):
@@ -56,8 +63,15 @@ class TaskOptions(BaseModel):
 
 
 def task_options(executor_config: Mapping[str, Any] | None, task: str = "task") -> TaskOptions:
-    """The options in the ``executor_config`` of ``task``, which is for messages. Raises BadSpec that names what is wrong."""
-    given: Any = dict(executor_config or {})
+    """The options in the ``executor_config`` of ``task``, which is for messages. Raises BadSpec that names what is wrong.
+
+    What is there for other executors is left to them: the same DAG runs under any.
+    """
+    given: Any = {
+        k: v
+        for k, v in (executor_config or {}).items()
+        if k not in OF_OTHERS and not str(k).endswith("Executor")
+    }
     if SECTION in given:
         given = given[SECTION]
     if not isinstance(given, Mapping):
@@ -117,10 +131,15 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
 
     def number(name: str, default: float) -> float:
         given = text(name)
+        if not given:
+            return default
         try:
-            return float(given) if given else default
-        except ValueError as error:
-            raise BadSpec(f"[{SECTION}] {name} = {given!r} is no number", "correct it") from error
+            found = float(given)
+            if math.isfinite(found) and found >= 0:
+                return found
+        except ValueError:
+            pass
+        raise BadSpec(f"[{SECTION}] {name} = {given!r} is no number that can be used", "give 0 or more")
 
     def written(name: str, parse: Callable[[str], object]) -> str | None:
         given = text(name)
@@ -132,7 +151,11 @@ def read_settings(conf: Conf, upstream: str) -> Settings:
         given = text(name)
         if given.lower() in ("unlimited", "none"):
             return None
-        return int(number(name, 0)) if given else default
+        if given and not (given.isascii() and given.isdigit()):
+            raise BadSpec(
+                f"[{SECTION}] {name} = {given!r} is no whole number", "give 0 or more, or unlimited"
+            )
+        return int(given) if given else default
 
     store = os.environ.get("SAVEDWORKER_STORE", "") or text("store")
     if not store:
@@ -187,6 +210,15 @@ def _authorities(conf: Conf) -> str:
             raise BadSpec(f"[api] {option} = {path}: {error}", "give a file of certificates (PEM)") from error
         found.append(text)
     return "\n".join(found)
+
+
+def only_here(url: str) -> bool:
+    """Whether ``url`` is of this machine's loopback: no instance reaches it."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def interpreter(settings: Settings, options: TaskOptions) -> str:

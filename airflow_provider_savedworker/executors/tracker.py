@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -108,7 +109,7 @@ class Tracker:
         self._mint = mint
         self._keep_log = keep_log
         self._clock = clock
-        self._due = Due[Task]()
+        self._due = Due[Callable[[], None]]()
         # Daemons: a scheduler that ends does not wait for a store or a fleet. Every step may be cut off anywhere.
         self._threads = [
             threading.Thread(target=self._run, name=f"savedworker-tracker-{n}", daemon=True)
@@ -121,16 +122,32 @@ class Tracker:
             thread.start()
 
     def stop(self) -> None:
-        """End; the workers go on, and whoever finds them goes on with them."""
+        """End, without waiting long for what is under way; the workers go on, and whoever finds them goes on with them."""
         self._due.stop()
+        until = time.monotonic() + 1.0
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=max(0.0, until - time.monotonic()))
 
     def add(self, task: Task) -> None:
         """Look after ``task`` from now on."""
-        self._due.put(task)
+        self._due.put(partial(self._work, task))
+
+    def aside(self, name: str, work: Callable[[], None]) -> None:
+        """Do ``work`` in a thread of the tracker's, once. What goes wrong is logged under ``name``."""
+        self._due.put(partial(self._aside, name, work))
+
+    @staticmethod
+    def _aside(name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # the store's, or the user's own remote logging's
+            log.warning("%s: %s: %s", name, type(error).__name__, error)
+            log.debug("%s", name, exc_info=True)
 
     def _run(self) -> None:
-        while (task := self._due.take()) is not None:
-            self._work(task)
+        while (work := self._due.take()) is not None:
+            work()
 
     def _work(self, task: Task) -> None:
         try:
@@ -144,7 +161,7 @@ class Tracker:
             self._complain(task, f"{type(error).__name__}: {error}")
             log.debug("visiting %s", task.worker, exc_info=True)
         if not task.done:
-            self._due.put(task, self._poll)
+            self._due.put(partial(self._work, task), self._poll)
 
     def _missing(self, task: Task, why: str) -> None:
         """There is no such worker, or none any more: believed after a while."""

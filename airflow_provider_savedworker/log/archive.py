@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 from savedworker.model.errors import NotFound
 from savedworker.model.record import WorkerRecord
@@ -25,7 +26,16 @@ def _folder(relative_path: str) -> str:
 
 def worker_part(record: WorkerRecord) -> str:
     """The name of a worker's part: they sort in the order in which the task instance was queued."""
-    return f"{int(record.created_at.timestamp() * 1000):015d}~{record.id}"
+    return _part(record.created_at, record.id)
+
+
+def refusal_part(at: datetime) -> str:
+    """The name of the part that stands for a worker which could not be made at ``at``."""
+    return _part(at, "refused")
+
+
+def _part(at: datetime, name: str) -> str:
+    return f"{int(at.timestamp() * 1000):015d}~{name}"
 
 
 def file_part(relative_path: str) -> str:

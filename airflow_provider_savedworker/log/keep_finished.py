@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+from datetime import datetime
 from pathlib import Path
 
 from airflow_provider_savedworker.log import archive
 from airflow_provider_savedworker.log.saved_worker_task_handler import SavedWorkerRemoteLogIO
-from airflow_provider_savedworker.log.text import worker_log
+from airflow_provider_savedworker.log.text import refusal_log, worker_log
 from savedworker.controller.client import Client
 from savedworker.model.record import WorkerRecord
+from savedworker.store.backend import Store
 
 
 def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> None:
@@ -18,8 +20,16 @@ def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> Non
 
     Raises what the store and the user's remote logging raise.
     """
-    text = worker_log(client, record)
-    archive.keep(client.store, log_path, archive.worker_part(record), text)
+    _keep(client.store, log_path, archive.worker_part(record), worker_log(client, record), base)
+
+
+def keep_refusal(client: Client, at: datetime, why: str, log_path: str, base: Path) -> None:
+    """The same for a task for which no worker could be made: its log says why."""
+    _keep(client.store, log_path, archive.refusal_part(at), refusal_log(at, why), base)
+
+
+def _keep(store: Store, log_path: str, part: str, text: str, base: Path) -> None:
+    archive.keep(store, log_path, part, text)
     from airflow.logging_config import get_remote_task_log
 
     remote = get_remote_task_log()
@@ -30,7 +40,7 @@ def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> Non
         _write(file, text)
         remote.upload(log_path, None)
         return
-    found = archive.parts(client.store, log_path)
+    found = archive.parts(store, log_path)
     _write(file, "".join(text for part, text in found if not part.startswith("file~")))
 
 

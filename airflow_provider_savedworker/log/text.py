@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from savedworker.agent.relay import airflow as relay
 from savedworker.controller.client import Client
 from savedworker.model.manifest import order
 from savedworker.model.record import Incarnation, WorkerRecord
@@ -31,6 +32,11 @@ def worker_log(client: Client, record: WorkerRecord) -> str:
     return "".join(f"{x}\n" for x in [*lines.finished(), *_end(client, record)])
 
 
+def refusal_log(at: datetime, why: str) -> str:
+    """The whole log of a task for which no worker could be made."""
+    return _line(at, "error", f"[savedworker] refused: {why}") + "\n"
+
+
 def _end(client: Client, record: WorkerRecord) -> Iterator[str]:
     """How a worker ended that did not tell Airflow so itself, or that moved."""
     if not record.state.terminal:
@@ -39,7 +45,9 @@ def _end(client: Client, record: WorkerRecord) -> Iterator[str]:
     if record.concluded is None:
         said = b"".join(x.data for x in client.logs(record.id, "stderr") if isinstance(x, logs.Text))
         for line in said.decode("utf-8", "replace").splitlines()[-LAST_WORDS:]:
-            yield _line(at, "warning", line, "savedworker.stderr")
+            yield _last_word(at, line)
+        if unheard := _unheard(client, record):
+            yield _line(at, "error", f"[savedworker] {unheard}")
         why = ": ".join(x for x in (str(record.reason or ""), record.detail) if x)
         yield _line(
             at, "error", f"[savedworker] worker {record.id} {record.state}: {why or 'no reason given'}"
@@ -54,6 +62,19 @@ def _end(client: Client, record: WorkerRecord) -> Iterator[str]:
             f"{lost:.1f} s lost, {away:.1f} s away"
         )
         yield _line(at, "info", text)
+
+
+def _unheard(client: Client, record: WorkerRecord) -> str:
+    """That the task has never begun for Airflow, since its instance had no answer; empty if it had."""
+    asked = client.engine_note(record.id, relay.HEARTBEAT) is not None
+    if not asked or client.engine_note(record.id, relay.IDENTITY) is not None:
+        return ""
+    spec = client.spec(record.id)
+    where = spec.relay.upstream if spec.relay else "?"
+    return (
+        f"its instance had no answer from the Execution API at {where}. "
+        f"Fix: set [savedworker] execution_api_server_url to an address that instances reach"
+    )
 
 
 class _Lines:
@@ -149,6 +170,17 @@ def _place(incarnation: Incarnation | None) -> str:
 def _line(at: datetime | None, level: str, text: str, logger: str = "savedworker") -> str:
     found: dict[str, Any] = {"timestamp": at.isoformat()} if at else {}
     return json.dumps({**found, "level": level, "event": text, "logger": logger})
+
+
+def _last_word(at: datetime, line: str) -> str:
+    """A line of the supervisor's, which writes JSON as tasks do; at the end of the log, whenever it was said."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and isinstance(found.get("event"), str):
+        return json.dumps({**found, "timestamp": at.isoformat()})
+    return _line(at, "warning", line, "savedworker.stderr")
 
 
 def _timestamp(line: str) -> datetime | None:

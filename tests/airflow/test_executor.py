@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from airflow import sdk
+from airflow.configuration import conf
 from airflow.executors.workloads.base import BundleInfo
+from airflow.executors.workloads.callback import CallbackDTO, CallbackFetchMethod, ExecuteCallback
 from airflow.executors.workloads.task import ExecuteTask, TaskInstanceDTO
+from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+from airflow.models.log import Log
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow.utils.state import TaskInstanceState
+from airflow.utils.state import CallbackState, TaskInstanceState
+from sqlalchemy.orm import Session
 
 from airflow_provider_savedworker.executors import database, outcome, saved_worker_executor
 from airflow_provider_savedworker.executors.environment import worker_environment
@@ -25,15 +31,17 @@ from airflow_provider_savedworker.executors.saved_worker_executor import SavedWo
 from airflow_provider_savedworker.executors.settings import Settings, read_settings, task_options
 from airflow_provider_savedworker.executors.tracker import Task, Tracker
 from airflow_provider_savedworker.executors.workload import NO_TOKEN, worker_id
+from airflow_provider_savedworker.log import archive
 from savedworker.agent.relay import airflow as relay
 from savedworker.agent.relay.tokens import TokenNote
 from savedworker.controller.client import Client
 from savedworker.model import events as ev
-from savedworker.model.errors import BadSpec, SavedWorkerError
+from savedworker.model.errors import BadSpec, Refused, SavedWorkerError
 from savedworker.model.record import Reason, WorkerRecord
 from savedworker.model.spec import CheckpointPolicy, PlacementPolicy, WorkerSpec
 from tests.agent.fake_execution_api import FakeApi
 from tests.airflow.conftest import Hand, HandFleet
+from tests.airflow.engine import eventually
 from tests.certificates import make_certificates
 from tests.model.policies import WRITTEN, WRONG, as_read, as_written, of
 
@@ -235,6 +243,41 @@ def test_wrong_options_fail_the_task_at_once_with_a_clear_line(
     assert bed.client.list() == []
 
 
+def test_the_reason_of_a_refusal_stands_in_airflow_s_event_log(bed: Bed) -> None:
+    """As the scheduler stores it: rows that nobody else refers to are lost on the way there."""
+    bed.queue(bed.workload(memory="lots"))
+    engine = sqlalchemy.create_engine("sqlite://")
+    Log.__table__.create(engine)  # type: ignore[attr-defined]
+    with Session(engine) as session:
+        SchedulerJobRunner._process_task_event_logs(bed.executor._task_event_logs, session)
+        ((event, task, extra),) = session.execute(sqlalchemy.select(Log.event, Log.task_id, Log.extra))
+    assert (event, task) == ("saved worker refused", "t")
+    assert str(extra).startswith("task d.t: memory: 'lots' is not a size. Fix: ")
+
+
+@pytest.mark.parametrize("when", ["queued", "submitted"])
+def test_the_reason_of_a_refusal_stands_in_the_task_s_log(bed: Bed, when: str) -> None:
+    workload = bed.workload(**({"memory": "lots"} if when == "queued" else {}))
+    if when == "submitted":
+        bed.patch.setattr(bed.client, "submit", refuse)
+    bed.queue(workload)
+    bed.round()
+    parts = eventually(
+        lambda: list(archive.parts(bed.client.store, workload.log_path)), 10, "the log of the task is there"
+    )
+    ((_, text),) = parts
+    line = json.loads(text)
+    assert line["event"].startswith("[savedworker] refused: ")
+    assert line["event"].endswith(
+        "Fix: write it as 512MiB, 4GiB or a number of bytes" if when == "queued" else "not here"
+    )
+    assert line["level"] == "error"
+
+
+def refuse(spec: WorkerSpec) -> None:
+    raise Refused("not here")
+
+
 def queued_spec(bed: Bed, **config: Any) -> WorkerSpec:
     """The specification of a task that is queued with this ``executor_config``."""
     workload = bed.queue(bed.workload(**config))
@@ -314,6 +357,16 @@ def test_options_beside_those_of_other_executors() -> None:
     assert task_options({"savedworker": {"cpus": 1}, "pod_override": object()}).cpus == 1
 
 
+@pytest.mark.parametrize(
+    "others",
+    [{"pod_override": object()}, {"pod_template_file": "/x.yaml"}, {"KubernetesExecutor": {"image": "x"}}],
+)
+def test_options_of_other_executors_are_left_to_them(others: dict[str, Any]) -> None:
+    """A DAG that was written for another executor runs as it is."""
+    assert task_options(others) == task_options({})
+    assert task_options({**others, "memory": "1GiB"}).memory == "1GiB"
+
+
 def test_a_task_that_cannot_be_begun_does_not_end_the_scheduler(bed: Bed) -> None:
     bed.executor.settings = None  # type: ignore[misc,assignment]
     bed.queue(bed.workload())
@@ -352,6 +405,39 @@ def test_the_worker_gets_what_was_set_and_no_secret() -> None:
         assert secret not in names
 
 
+def test_the_worker_gets_what_tasks_use_of_other_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Airflow itself reads it: the address of its pages for links, and options of XCom's object storage."""
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example")
+    monkeypatch.setenv("AIRFLOW__API__SECRET_KEY", "a secret")
+    monkeypatch.setenv("AIRFLOW__COMMON_IO__XCOM_OBJECTSTORAGE_PATH", "s3://bucket/xcom")
+    found = worker_environment(
+        conf.as_dict(display_source=True, display_sensitive=False), "/h", {}, as_here=False
+    )
+    assert found["AIRFLOW__API__BASE_URL"] == "https://airflow.example"
+    assert found["AIRFLOW__COMMON_IO__XCOM_OBJECTSTORAGE_PATH"] == "s3://bucket/xcom"
+    assert "AIRFLOW__COMMON_IO__XCOM_OBJECTSTORAGE_THRESHOLD" not in found, "nobody set it"
+    assert not [x for x in found if "SECRET_KEY" in x]
+    from_file = {"common.io": {"xcom_objectstorage_path": ("file:///xcom", "airflow.cfg")}}
+    found = worker_environment(from_file, "/h", {}, as_here=False)
+    assert found["AIRFLOW__COMMON_IO__XCOM_OBJECTSTORAGE_PATH"] == "file:///xcom"
+
+
+@pytest.mark.parametrize(("section", "option"), [("SECRETS", "BACKEND"), ("WORKERS", "SECRETS_BACKEND")])
+def test_a_secrets_backend_is_not_given_without_its_options(
+    section: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would ask its service as nobody, or refuse to begin at all. The API server asks it for the task."""
+    name = f"AIRFLOW__{section}__{option}"
+    monkeypatch.setenv(name, "a.Backend")
+    config = conf.as_dict(display_source=True, display_sensitive=False)
+    assert worker_environment(config, "/h", {}, as_here=False)[name] == "a.Backend"
+    monkeypatch.setenv(f"{name}_KWARGS", '{"token": "secret"}')
+    config = conf.as_dict(display_source=True, display_sensitive=False)
+    assert name not in worker_environment(config, "/h", {}, as_here=False)
+    given = {name: "a.Backend", f"{name}_KWARGS": "{}"}
+    assert worker_environment(config, "/h", given, as_here=False).items() >= given.items()
+
+
 @pytest.mark.parametrize(
     "variable", ["AWS_SECRET_ACCESS_KEY", "SAVEDWORKER_KEY", "AIRFLOW_CONN_X", "DATABASE_URL"]
 )
@@ -370,6 +456,11 @@ def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         read_settings(Conf(), "")
     wrong = (
         ("poll_interval", "often"),
+        ("poll_interval", "inf"),
+        ("executor_threads", "nan"),
+        ("cpus", "-1"),
+        ("max_cold_starts", "-1"),
+        ("max_migrations", "2.5"),
         ("environment", "[1]"),
         ("environment", "{"),
         ("memory", "much"),
@@ -381,6 +472,27 @@ def test_settings_that_are_wrong_are_named(monkeypatch: pytest.MonkeyPatch) -> N
             read_settings(Conf({"store": "/s", name: value}), "")
     found = read_settings(Conf({"store": "/s", "max_migrations": "unlimited", "max_cold_starts": "1"}), "u")
     assert (found.max_migrations, found.max_cold_starts, found.upstream) == (None, 1, "u")
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://localhost:8080/execution/", True),
+        ("http://127.0.0.1:8080/execution/", True),
+        ("http://[::1]:8080/execution/", True),
+        ("http://198.18.0.1:8080/execution/", False),
+        ("https://airflow.example/execution/", False),
+    ],
+)
+def test_an_address_that_no_instance_reaches_is_warned_of(
+    bed: Bed, url: str, here: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed.executor.settings = dataclasses.replace(bed.executor.settings, upstream=url)  # type: ignore[misc]
+    warned: list[str] = []
+    bed.patch.setattr(bed.executor.log, "warning", lambda text, *values: warned.append(text % values))
+    bed.executor.start()
+    bed.executor.end()
+    assert [url in x for x in warned] == [True] * here
 
 
 def test_tasks_trust_the_api_server_that_airflow_s_own_tasks_would_trust(tmp_path: Path) -> None:
@@ -642,6 +754,10 @@ def test_a_task_that_nobody_wants_any_more_is_dropped(bed: Bed, row: Row | None,
     if row is not None:
         bed.rows[str(workload.ti.id)] = row
     bed.round(5)
+    if not moving:
+        assert bed.client.record(hand.id).cancel is None, "it may end by itself"
+        bed.task().doubted_at -= bed.executor._on_kill
+        bed.round(2)
     record = bed.client.record(hand.id)
     assert record.state == "cancelled"
     if record.lease_held:
@@ -650,6 +766,31 @@ def test_a_task_that_nobody_wants_any_more_is_dropped(bed: Bed, row: Row | None,
     bed.round(3)
     assert bed.events() == ["success"]
     assert all(x == "ended" for x in bed.fleet.launches.values())
+
+
+@pytest.mark.parametrize(
+    ("row", "event"),
+    [
+        (None, ["success"]),
+        (Row("restarting", "e1", 1.0), ["success"]),
+        (Row("failed", "e1", 1.0), []),
+        (Row("success", "e1", 1.0), []),
+        (Row("running", "e2", 1.0), []),
+        (Row("queued", "e2", 1.0), []),
+    ],
+)
+def test_one_that_airflow_told_to_end_ends_as_that(bed: Bed, row: Row | None, event: list[str]) -> None:
+    """It was cleared, marked or queued anew, and its supervisor has ended it, after its ``on_kill``."""
+    workload, hand = bed.begin()
+    bed.rows.pop(str(workload.ti.id))
+    if row is not None:
+        bed.rows[str(workload.ti.id)] = row
+    bed.round(2)
+    hand.end(exit_code=1)
+    bed.round(3)
+    assert bed.client.record(hand.id).cancel is None
+    assert bed.events() == event
+    assert not bed.executor.running
 
 
 def test_a_task_that_concludes_just_now_is_not_dropped(bed: Bed) -> None:
@@ -718,7 +859,9 @@ def test_a_worker_that_no_scheduler_adopts_is_looked_after(bed: Bed) -> None:
     bed.rows.clear()
     bed.scheduler()
     bed.executor._sweep()
-    bed.round(4)
+    bed.round(2)
+    bed.task().doubted_at -= bed.executor._on_kill
+    bed.round(2)
     assert bed.client.record(hand.id).state == "cancelled"
     hand.fenced(ev.LeaseReleased, end_reason="cancelled")
     bed.round(2)
@@ -776,4 +919,24 @@ def test_other_workloads_are_refused_by_flag() -> None:
     assert not SavedWorkerExecutor.supports_multi_team
     assert not SavedWorkerExecutor.serve_logs
     assert SavedWorkerExecutor.pre_assigns_external_executor_id
-    assert saved_worker_executor.LOOK_EVERY * 4 < 60, "what nobody wants is dropped within a minute"
+    longest = saved_worker_executor.LOOK_EVERY * 4 + SavedWorkerExecutor(parallelism=1)._on_kill
+    assert longest < 60, "what nobody wants is dropped within a minute"
+
+
+def test_a_callback_fails_with_the_reason_and_does_not_end_the_scheduler(bed: Bed) -> None:
+    """As Airflow queues the callback of a deadline that was missed."""
+    callback = ExecuteCallback(
+        callback=CallbackDTO(
+            id=str(uuid.uuid4()), fetch_method=CallbackFetchMethod.IMPORT_PATH, data={"path": "dags.missed"}
+        ),
+        dag_rel_path=Path("d.py"),
+        token="t",
+        log_path=None,
+        bundle_info=BundleInfo(name="dags-folder"),
+    )
+    with Session(sqlalchemy.create_engine("sqlite://")) as session:
+        bed.executor.queue_workload(callback, session)
+    assert not bed.executor.queued_callbacks
+    ((key, (state, info)),) = bed.executor.get_event_buffer().items()
+    assert (key, state) == (callback.key, CallbackState.FAILED)
+    assert "Fix: name another executor" in str(info)

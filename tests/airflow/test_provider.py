@@ -52,6 +52,13 @@ def test_the_connection_type_and_the_options_are_what_airflow_expects_of_a_provi
         jsonschema.validate(get_provider_info()[part], wanted)
 
 
+def test_airflow_does_not_warn_of_the_provider_at_every_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "version"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "SavedWorkerExecutor" not in done.stdout + done.stderr
+
+
 def test_everything_that_provider_info_names_exists() -> None:
     info = get_provider_info()
     for kind in ("operators", "hooks", "triggers"):

@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_savedworker.executors import entry
 from airflow_provider_savedworker.executors.entry import Copier
 from airflow_provider_savedworker.executors.workload import worker_id
 from airflow_provider_savedworker.log import archive, keep_finished
 from airflow_provider_savedworker.log.saved_worker_task_handler import SavedWorkerRemoteLogIO
 from airflow_provider_savedworker.log.text import worker_log
+from savedworker.agent import exits
+from savedworker.agent.relay import airflow as relay
+from savedworker.agent.shim_client import WorkerExit
 from savedworker.controller.client import Client
 from savedworker.model import events as ev
 from savedworker.model.errors import NoKey
@@ -121,10 +125,12 @@ def test_a_move_after_the_last_line_is_told_too(client: Client, hand: Hand) -> N
 def test_one_that_told_nothing_has_its_supervisor_s_last_words(client: Client, hand: Hand) -> None:
     hand.begin()
     hand.say("ModuleNotFoundError: No module named 'x'\n", "stderr")
+    hand.say(line("Workload finished"), "stderr")  # as Airflow's supervisor writes
     hand.end(1, reason=Reason.EXIT, detail="exit code 1")
     found = events(client, hand)
     assert found[0] == "ModuleNotFoundError: No module named 'x'"
-    assert found[1] == "[savedworker] worker w failed: exit: exit code 1"
+    assert found[1] == "Workload finished"
+    assert found[2] == "[savedworker] worker w failed: exit: exit code 1"
 
 
 # The archive ----------------------------------------------------------------------------------------------------------
@@ -253,6 +259,18 @@ def test_the_user_s_own_remote_logging_gets_each_worker_s_part(
     assert [x.count("said") for x in uploaded] == [1]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_one_whose_instance_never_reached_airflow_says_so(client: Client, hand: Hand, begun: bool) -> None:
+    """Airflow fails it as stuck in the queue, with no other reason."""
+    hand.begin()
+    client.keep_engine_note(hand.id, relay.HEARTBEAT, b"{}")
+    if begun:
+        client.keep_engine_note(hand.id, relay.IDENTITY, b"{}")
+    client.cancel(hand.id, "Airflow: the task was revoked")
+    said = [x for x in events(client, hand) if "had no answer from the Execution API at" in x]
+    assert len(said) == (0 if begun else 1)
+
+
 # In the worker --------------------------------------------------------------------------------------------------------
 
 
@@ -296,3 +314,17 @@ def test_a_log_file_that_never_comes_is_no_matter(tmp_path: Path, pipe: tuple[in
     copier.start()
     copier.finish()
     assert pipe[1] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "oom_kills", "reason"),
+    [(0, 0, None), (7, 0, Reason.EXIT), (-9, 0, Reason.EXIT), (-9, 1, Reason.OOM), (-11, 0, Reason.EXIT)],
+)
+def test_a_task_that_a_signal_killed_is_known_as_such(
+    status: int, oom_kills: int, reason: Reason | None
+) -> None:
+    """The supervisor survives its task: without more the worker's status would be -9 modulo 256."""
+    told = entry.exit_status(status)
+    end = exits.ending(WorkerExit(wait_status=0, report=f"exit {told % 256}", oom_kills=oom_kills))
+    assert end.reason == reason
+    assert end.exit_code == (status if status >= 0 else 128 - status)
