@@ -262,9 +262,16 @@ def test_the_reason_of_a_refusal_stands_in_the_task_s_log(bed: Bed, when: str) -
         bed.patch.setattr(bed.client, "submit", refuse)
     bed.queue(workload)
     bed.round()
-    parts = eventually(
-        lambda: list(archive.parts(bed.client.store, workload.log_path)), 10, "the log of the task is there"
-    )
+    assert bed.executor._tracker is not None
+    bed.executor._tracker.start()
+    try:
+        parts = eventually(
+            lambda: list(archive.parts(bed.client.store, workload.log_path)),
+            60,
+            "the log of the task is there",
+        )
+    finally:
+        bed.executor._tracker.stop()
     ((_, text),) = parts
     line = json.loads(text)
     assert line["event"].startswith("[savedworker] refused: ")
