@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from savedworker.model.errors import BadSpec
-from savedworker.model.spec import POLICIES, first_problem
+from savedworker.model.spec import POLICIES, WorkerSpec, first_problem
 from savedworker.model.units import parse_duration, parse_interval, parse_size
 from savedworker.model.written import read
 
@@ -39,7 +39,8 @@ class Conf(Protocol):
 class TaskOptions(BaseModel):
     """``executor_config`` of a task, or its entry ``savedworker`` where other executors have entries too.
 
-    The fields mean what they mean for ``SavedWorkerOperator``; what is not given comes from ``[savedworker]``.
+    The fields mean what they mean for ``SavedWorkerOperator``; what is not given comes from ``[savedworker]``. None goes before
+    ``[savedworker]`` where it is a value of the specification, see ``_NULLS``; elsewhere it is as not given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,7 @@ class TaskOptions(BaseModel):
     user: str | None = None
     volumes: tuple[str, ...] | None = None
     env: dict[str, str] | None = None
+    credentials: Literal["none", "instance"] = "none"
     fleet: str | None = None
     syscalls: Literal["guarded", "all"] = "guarded"
     checkpoint_interval: str | float | None = None
@@ -60,6 +62,20 @@ class TaskOptions(BaseModel):
     placement: Any = None
     """Fields of the placement policy: a mapping, which ``read_placement`` looks into."""
     max_migrations: int | None = None
+    orphan_after: str | float | None = None
+    retention: str | float | None = None
+
+    def or_of_all(self, name: str, of_all: Any) -> Any:
+        """The field ``name``, or ``of_all`` (what ``[savedworker]`` says) where the task does not give it."""
+        given = getattr(self, name)
+        lifts = name in self.model_fields_set and name in _NULLS
+        return given if lifts or given is not None else of_all
+
+
+_NULLS = frozenset(
+    name for name, field in WorkerSpec.model_fields.items() if type(None) in get_args(field.annotation)
+)
+"""Fields for which null is a value of the specification: no limit, or nobody in particular."""
 
 
 def task_options(executor_config: Mapping[str, Any] | None, task: str = "task") -> TaskOptions:

@@ -71,7 +71,12 @@ def worker_spec(
         **read_checkpoint(options.checkpoint, options.checkpoint_interval, task),
     }
     placement = {**_placement_of_all(settings), **read_placement(options.placement, task)}
-    memory = _first(options.memory, settings.memory)
+    memory = options.or_of_all("memory", settings.memory)
+    durations = {
+        name: read(parse_duration, value, f"{task}: {name}")
+        for name in ("orphan_after", "retention")
+        if (value := getattr(options, name)) is not None
+    }
     return parse_spec(
         {
             "id": name,
@@ -82,20 +87,22 @@ def worker_spec(
                 json.dumps(document),
             ),
             "env": worker_environment(config, home, given, as_here=image == "host"),
-            "user": options.user or settings.user or _user_here(image),
+            "user": options.or_of_all("user", settings.user) or _user_here(image),
             "image": image,
             "volumes": tuple(
                 read(Volume.parse, x, f"{task}: volumes")
-                for x in _first(options.volumes, settings.volumes) or ()
+                for x in options.or_of_all("volumes", settings.volumes)
             ),
             "memory": None if memory is None else read(parse_size, memory, f"{task}: memory"),
-            "cpus": _first(options.cpus, settings.cpus),
+            "cpus": options.or_of_all("cpus", settings.cpus),
+            "credentials": options.credentials,
             "syscalls": options.syscalls,
             "fleet": options.fleet or settings.fleet,
             "lease_term": lease_term,
             "checkpoint": checkpoint,
             "placement": placement,
-            "max_migrations": _first(options.max_migrations, settings.max_migrations),
+            "max_migrations": options.or_of_all("max_migrations", settings.max_migrations),
+            **durations,
             "engine": labels(ti, external_id, workload.log_path, settings.deployment),
             "relay": {
                 "kind": "airflow",
@@ -121,11 +128,6 @@ def _placement_of_all(settings: Settings) -> dict[str, Any]:
     if settings.wait_for_capacity is None:
         return {}
     return {"wait_for_capacity": parse_duration(settings.wait_for_capacity)}
-
-
-def _first(*values: Any) -> Any:
-    """The first that is given."""
-    return next((x for x in values if x is not None), None)
 
 
 def _user_here(image: str) -> str | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from savedworker.model.errors import NotFound
+from savedworker.model.errors import AlreadyExists, NotFound
 from savedworker.model.record import WorkerRecord
 from savedworker.store.backend import Store
 from savedworker.store.sealing import PLAIN
@@ -47,9 +47,28 @@ def file_part(relative_path: str) -> str:
 def keep(store: Store, relative_path: str, part: str, text: str) -> None:
     """Store a part, in place of an earlier version of it."""
     key = f"{_folder(relative_path)}/{part}"
-    owner = _owner(part)
-    sealer = store.sealing.begin(owner)
-    store.put(key, sealer.seal("spec", key, text.encode("utf-8", "replace")))
+    store.put(key, _sealed(store, key, part, text))
+
+
+def keep_first(store: Store, relative_path: str, part: str, text: str) -> bool:
+    """Store a part that is not there yet. False when somebody has done so before."""
+    key = f"{_folder(relative_path)}/{part}"
+    try:
+        store.create(key, _sealed(store, key, part, text))
+    except AlreadyExists:
+        return False
+    return True
+
+
+def kept_at(store: Store, relative_path: str, part: str) -> datetime | None:
+    """When the part was stored, by the store's clock; None if it is not there."""
+    info = store.head(f"{_folder(relative_path)}/{part}")
+    return None if info is None else info.modified
+
+
+def _sealed(store: Store, key: str, part: str, text: str) -> bytes:
+    sealer = store.sealing.begin(_owner(part))
+    return sealer.seal("spec", key, text.encode("utf-8", "replace"))
 
 
 def parts(store: Store, relative_path: str) -> Iterator[tuple[str, str]]:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_savedworker.log import archive
 from airflow_provider_savedworker.log.saved_worker_task_handler import SavedWorkerRemoteLogIO
 from airflow_provider_savedworker.log.text import refusal_log, worker_log
 from savedworker.controller.client import Client
+from savedworker.model.errors import Temporary
 from savedworker.model.record import WorkerRecord
 from savedworker.store.backend import Store
 
+log = logging.getLogger(__name__)
+
+
+PATIENCE = timedelta(seconds=60)
+"""For how long another scheduler that looks after the same worker may be about to hand its log on."""
+
 
 def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> None:
-    """Once for each worker; again does no harm, except that the user's own remote logging may append a second time.
+    """Once for each worker; again does no harm.
 
-    Raises what the store and the user's remote logging raise.
+    Raises what the store and the user's remote logging raise, and Temporary while another scheduler may be doing it.
     """
     _keep(client.store, log_path, archive.worker_part(record), worker_log(client, record), base)
 
@@ -29,19 +38,39 @@ def keep_refusal(client: Client, at: datetime, why: str, log_path: str, base: Pa
 
 
 def _keep(store: Store, log_path: str, part: str, text: str, base: Path) -> None:
-    archive.keep(store, log_path, part, text)
     from airflow.logging_config import get_remote_task_log
 
     remote = get_remote_task_log()
-    if isinstance(remote, SavedWorkerRemoteLogIO):
+    if remote is not None and not isinstance(remote, SavedWorkerRemoteLogIO):
+        _hand_on(store, log_path, part, text, remote, base)
         return
-    file = base / log_path
-    if remote is not None:
-        _write(file, text)
-        remote.upload(log_path, None)
+    archive.keep(store, log_path, part, text)
+    if remote is None:
+        found = archive.parts(store, log_path)
+        _write(base / log_path, "".join(text for part, text in found if not part.startswith("file~")))
+
+
+def _hand_on(store: Store, log_path: str, part: str, text: str, remote: Any, base: Path) -> None:
+    """To the user's own remote logging, which appends. Whoever stores the part first does it; if he has ended before he did, another one."""
+    kept = archive.kept_at(store, log_path, part)
+    if kept is not None and datetime.now(UTC) - kept < PATIENCE:
+        raise Temporary("another scheduler may be about to hand its log on")
+    if kept is None and not archive.keep_first(store, log_path, part, text):
+        raise Temporary("another scheduler is about to hand its log on")
+    if kept is not None and _holds(remote, log_path, text):
         return
-    found = archive.parts(store, log_path)
-    _write(file, "".join(text for part, text in found if not part.startswith("file~")))
+    _write(base / log_path, text)
+    remote.upload(log_path, None)
+
+
+def _holds(remote: Any, log_path: str, text: str) -> bool:
+    """Whether the remote log has ``text`` already; False where that cannot be told."""
+    try:
+        _, found = remote.read(log_path, None)
+        return text.strip() in "".join(x for x in found or () if isinstance(x, str))
+    except Exception as error:  # whatever a provider's client raises
+        log.warning("%s in the remote log cannot be read: %s", log_path, error, exc_info=True)
+        return False
 
 
 def _write(file: Path, text: str) -> None:

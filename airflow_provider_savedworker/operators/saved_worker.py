@@ -86,6 +86,8 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
     :param placement: fields of the placement policy as in docs/spec.md, such as ``{"on_demand_after_losses": 2, "spare_for": None}``.
         Templated.
     :param max_migrations: how many moves are allowed; None for any number, 0 for none.
+    :param orphan_after: for how long (``24h``) no engine may look after the worker, before it is checkpointed and its instance ends.
+    :param retention: how long (``7d``) the store keeps the worker after its end.
     :param fleet: kind of instance; otherwise the connection's, then ``[savedworker] fleet``. Templated.
     :param syscalls: ``guarded`` or ``all``: whether system calls whose state cannot be saved are refused.
     :param store: store URL; otherwise the connection's, ``SAVEDWORKER_STORE``, or ``[savedworker] store``. Templated.
@@ -145,6 +147,8 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         checkpoint: Mapping[str, Any] | None = None,
         placement: Mapping[str, Any] | None = None,
         max_migrations: int | None = None,
+        orphan_after: str | float | None = None,
+        retention: str | float | None = None,
         fleet: str | None = None,
         syscalls: str = "guarded",
         store: str | None = None,
@@ -172,6 +176,8 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         self.checkpoint = checkpoint
         self.placement = placement
         self.max_migrations = max_migrations
+        self.orphan_after = orphan_after
+        self.retention = retention
         self.fleet = fleet
         self.syscalls = syscalls
         self.store = store
@@ -409,7 +415,7 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         """The specification of this try's worker. Raises Refused (BadSpec) for fields that are wrong."""
         from savedworker.model.errors import BadSpec
         from savedworker.model.spec import Input, Output, Volume, parse_spec
-        from savedworker.model.units import parse_interval, parse_size
+        from savedworker.model.units import parse_duration, parse_interval, parse_size
         from savedworker.model.written import read, read_checkpoint, read_placement
 
         ti = context["ti"]
@@ -422,6 +428,11 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
         if "interval" not in checkpoint and hook.checkpoint_interval is not None:
             where = f"connection {self.savedworker_conn_id}: checkpoint_interval"
             checkpoint["interval"] = read(parse_interval, hook.checkpoint_interval, where)
+        durations = {
+            name: read(parse_duration, value, f"{source}: {name}")
+            for name, value in (("orphan_after", self.orphan_after), ("retention", self.retention))
+            if value is not None
+        }
         command = (
             ["/bin/sh", "-c", self.command]
             if isinstance(self.command, str)
@@ -448,6 +459,7 @@ class SavedWorkerOperator(ResumableJobMixin, BaseOperator):
                 "checkpoint": checkpoint,
                 "placement": read_placement(self.placement, source),
                 "max_migrations": self.max_migrations,
+                **durations,
                 "engine": engine_labels(ti),
             },
             source=source,

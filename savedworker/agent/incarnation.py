@@ -268,6 +268,7 @@ class Incarnation:
             incarnation=self._note.incarnation,
             load=self._worker.load_engine_note,
             keep=self._worker.keep_engine_note,
+            drop=self._worker.delete_engine_notes,
             holds=lambda: self._keeper.proven and not self._fenced.is_set(),
             conclude=self._conclude,
         )

@@ -7,7 +7,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -303,6 +303,10 @@ class WorkerStore:
         """Keep ``note`` for the engine's side, in place of the one before. It may hold the worker's output."""
         key = self._engine_key(engine)
         self.store.put(key, self.sealer.seal("engine", key, note))
+
+    def delete_engine_notes(self, engines: Iterable[str]) -> None:
+        """Delete notes of the engine's side; one that is not there is no matter."""
+        self.store.delete([self._engine_key(x) for x in engines])
 
     def _engine_key(self, engine: str) -> str:
         return f"{self.prefix}/engine/{engine}.json"

@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from savedworker.agent.relay.journal import (
     CALLS_KEPT,
     READ_BODIES_KEPT,
     READS_KEPT,
-    Journal,
-    Tape,
     digest,
 )
+from savedworker.agent.relay.pieces import Call, Index, Piece
 from savedworker.agent.relay.tokens import TokenNote, Tokens
 from savedworker.model.errors import Unreachable
 from savedworker.model.spec import RelaySpec
 from tests.agent.fake_execution_api import TASK, FakeApi, jwt
+from tests.agent.stored_journal import Stored
 from tests.certificates import make_certificates
 
 
@@ -47,7 +47,7 @@ class Bed:
     def begin(self, incarnation: int, restored: str | None = None) -> AirflowRelay:
         """The relay of one more incarnation."""
         spec = RelaySpec(kind="airflow", upstream=self.api.url, task=TASK, authorities=self.authorities)
-        ties = Ties(incarnation, self.notes.get, self.keep, lambda: self.holds, self.conclude)
+        ties = Ties(incarnation, self.notes.get, self.keep, self.drop, lambda: self.holds, self.conclude)
         self.relay = AirflowRelay(spec, ties, ("127.0.0.1", 0))
         self.relay.restored(restored)
         self.relay.start()
@@ -57,6 +57,20 @@ class Bed:
     def keep(self, name: str, note: bytes) -> None:
         self.order.append(f"note {name}")
         self.notes[name] = note
+
+    def drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.notes.pop(name, None)
+
+    def tape(self) -> dict[str, bytes]:
+        """The notes that are the journal's."""
+        return {name: note for name, note in self.notes.items() if name.startswith(airflow.JOURNAL)}
+
+    def noted(self) -> list[Call]:
+        """The calls in them, oldest first. More than one piece is another test's matter."""
+        index = Index.model_validate_json(self.notes[airflow.JOURNAL])
+        note = self.notes.get(f"{airflow.JOURNAL}-{index.piece}")
+        return list(Piece.model_validate_json(note).calls) if note is not None else []
 
     def conclude(self, outcome: str) -> bool:
         self.order.append(f"record {outcome}")
@@ -539,8 +553,8 @@ def test_a_failed_call_that_succeeds_when_it_comes_again_is_known_from_then_on(b
 
 
 def test_a_checkpoint_while_a_call_that_came_again_waits_for_its_answer() -> None:
-    kept: list[Tape] = []
-    journal = Journal(None, kept.append)
+    notes = Stored()
+    journal = notes.journal()
     journal.mark("1-1")
     journal.committed("1-1", {"1-1"})
     journal.note("a", 409, "", None)
@@ -549,7 +563,7 @@ def test_a_checkpoint_while_a_call_that_came_again_waits_for_its_answer() -> Non
     journal.mark("2-1")
     journal.committed("2-1", {"2-1"})
     journal.note("a", 204, "", b"", again=True)
-    assert kept[-1].calls == ()
+    assert notes.calls() == []
 
 
 # What is read again ---------------------------------------------------------------------------------------------------
@@ -599,11 +613,11 @@ def test_a_loss_in_the_middle_of_the_call_that_overwrites(bed: Bed) -> None:
     bed.api.hold_up("kept")
     bed.later("PUT", "/variables/kept", "second")
     eventually(lambda: bed.api.requests[-1][2] == "second", "it is under way")
-    tape = bed.notes[airflow.JOURNAL]
+    tape = bed.tape()
     bed.api.paused.set()
     eventually(lambda: bed.api.variables["kept"] == "second", "and done")
-    eventually(lambda: bed.notes[airflow.JOURNAL] != tape, "and noted, which the loss undoes here")
-    bed.notes[airflow.JOURNAL] = tape
+    eventually(lambda: bed.tape() != tape, "and noted, which the loss undoes here")
+    bed.notes |= tape
     bed.begin(2, restored="1-1")
     assert bed.get() == "first"
 
@@ -652,7 +666,7 @@ def test_connections_are_asked_for_anew_and_leave_no_secret_on_the_tape(bed: Bed
     for _ in range(2):
         bed.ask("GET", "/connections/suite")
         bed.put(1)
-    assert len(Tape.model_validate_json(bed.notes[airflow.JOURNAL]).calls) == 2
+    assert len(bed.noted()) == 2
     bed.begin(2, restored="1-1")
     bed.ask("GET", "/connections/suite")
     assert len(bed.api.calls("suite")) == 3
@@ -676,15 +690,15 @@ def test_how_many_there_are_is_what_it_was(bed: Bed) -> None:
 
 
 def test_of_long_answers_only_so_much_is_kept_and_the_rest_is_asked_for_again() -> None:
-    kept: list[Tape] = []
-    journal = Journal(None, kept.append)
+    notes = Stored()
+    journal = notes.journal()
     journal.mark("1-1")
     journal.committed("1-1", {"1-1"})
     for i in range(READS_KEPT + 5):
         journal.note_read(digest("GET", f"/{i}", b""), 200, "", "", b"x" * BODY_KEPT)
     journal.note(digest("PUT", "/x", b""), 200, "", b"")
-    assert len(kept[-1].model_dump_json()) < 2 * READ_BODIES_KEPT
-    again = Journal(kept[-1], kept.append)
+    assert sum(len(x) for x in notes.notes.values()) < 2 * READ_BODIES_KEPT
+    again = notes.journal()
     again.restored("1-1")
     first, last = (again.reread(digest("GET", f"/{i}", b"")) for i in (0, READS_KEPT - 1))
     assert first is not None
@@ -707,24 +721,40 @@ def test_a_checkpoint_that_came_to_nothing_leaves_no_mark(bed: Bed) -> None:
 
 
 def test_the_journal_is_bounded_and_then_knows_less() -> None:
-    kept: list[Tape] = []
-    journal = Journal(None, kept.append)
+    """Of a checkpoint with too many calls since then nothing is known, and no more is stored; of a later one everything."""
+    notes = Stored()
+    journal = notes.journal()
     journal.mark("1-1")
     journal.committed("1-1", {"1-1"})
-    for i in range(CALLS_KEPT + 5):
-        journal.note(digest("POST", "/x", str(i).encode()), 200, "", b"")
-    assert len(kept[-1].calls) == CALLS_KEPT
-    again = Journal(kept[-1], kept.append)
+    names = [digest("POST", "/x", str(i).encode()) for i in range(CALLS_KEPT + 5)]
+    for name in names[:-10]:
+        journal.note(name, 200, "", b"")
+    journal.mark("1-2")
+    journal.committed("1-2", {"1-1", "1-2"})
+    for name in names[-10:]:
+        journal.note(name, 200, "", b"")
+    again = notes.journal()
     again.restored("1-1")
     assert again.repeats == 0
-    assert again.repeated(digest("POST", "/x", b"0")) is None
+    assert again.repeated(names[0]) is None
+    again = notes.journal()
+    again.restored("1-2")
+    assert [again.repeated(x) is not None for x in names[-10:]] == [True] * 10
+    for name in names:
+        again.note(name, 200, "", b"")
+    written = notes.written
+    for name in names:
+        again.note(name, 200, "", b"")
+    assert notes.written == written
 
 
 def test_a_note_that_arrives_altered_is_asked_for_once_more_before_it_is_given_up(bed: Bed) -> None:
     whole = bed.notes[airflow.TOKEN]
     altered = whole[:5] + b"\x80" + whole[6:]
     answers: list[bytes] = []
-    ties = Ties(2, lambda _: answers.pop(0) if answers else None, bed.keep, lambda: True, bed.conclude)
+    ties = Ties(
+        2, lambda _: answers.pop(0) if answers else None, bed.keep, bed.drop, lambda: True, bed.conclude
+    )
     relay = AirflowRelay(RelaySpec(kind="airflow", upstream=bed.api.url, task=TASK), ties, ("127.0.0.1", 0))
     answers[:] = [altered, whole]
     assert relay._read(airflow.TOKEN, TokenNote) == TokenNote.model_validate_json(whole)

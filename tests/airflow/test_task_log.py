@@ -24,7 +24,7 @@ from savedworker.agent.relay import airflow as relay
 from savedworker.agent.shim_client import WorkerExit
 from savedworker.controller.client import Client
 from savedworker.model import events as ev
-from savedworker.model.errors import NoKey
+from savedworker.model.errors import NoKey, Temporary
 from savedworker.model.record import Reason
 from savedworker.store.backend import open_store
 from tests.airflow.conftest import Hand
@@ -247,16 +247,79 @@ def test_without_remote_logging_the_log_lies_where_airflow_looks(
     assert [x.name for x in (tmp_path / "logs" / PATH).parent.iterdir()] == ["attempt=1.log"]
 
 
-def test_the_user_s_own_remote_logging_gets_each_worker_s_part(
-    client: Client, fleet: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    uploaded: list[str] = []
-    remote = SimpleNamespace(upload=lambda path, ti: uploaded.append((tmp_path / "logs" / path).read_text()))
+class Remote:
+    """The user's own remote logging: appends what it is given, as Airflow's S3 handler does."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.text = ""
+        self.uploads = 0
+        self.problem: Exception | None = None
+
+    def upload(self, path: str, ti: Any) -> None:
+        self.uploads += 1
+        if self.problem is not None:
+            raise self.problem
+        self.text += (self.base / path).read_text()
+
+    def read(self, path: str, ti: Any) -> tuple[list[str], list[str] | None]:
+        return [path], [self.text] if self.text else None
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Remote:
+    remote = Remote(tmp_path / "logs")
     monkeypatch.setattr("airflow.logging_config.get_remote_task_log", lambda: remote)
+    return remote
+
+
+def test_the_user_s_own_remote_logging_gets_each_worker_s_part(
+    client: Client, fleet: Any, remote: Remote
+) -> None:
+    for external in ("e1", "e2"):  # before and after a deferral
+        hand = finished(client, fleet, task_instance(external_executor_id=external))
+        hand.end()
+        keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    assert (remote.uploads, remote.text.count("said")) == (2, 2)
+
+
+def test_two_schedulers_that_look_after_one_worker_hand_its_log_on_once(
+    client: Client, fleet: Any, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hand = finished(client, fleet, task_instance())
     hand.end()
-    keep_finished.keep(client, client.record(hand.id), PATH, tmp_path / "logs")
-    assert [x.count("said") for x in uploaded] == [1]
+    keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    with pytest.raises(Temporary):
+        keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    monkeypatch.setattr(keep_finished, "PATIENCE", timedelta(0))
+    keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    assert (remote.uploads, remote.text.count("said")) == (1, 1)
+
+
+def test_one_of_two_that_come_in_the_same_moment_hands_the_log_on(
+    client: Client, fleet: Any, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = finished(client, fleet, task_instance())
+    hand.end()
+    monkeypatch.setattr(archive, "kept_at", lambda *_: None)
+    keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    with pytest.raises(Temporary):
+        keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    assert remote.uploads == 1
+
+
+def test_a_log_that_was_not_handed_on_to_its_end_is_handed_on_later(
+    client: Client, fleet: Any, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = finished(client, fleet, task_instance())
+    hand.end()
+    remote.problem = OSError("away")
+    with pytest.raises(OSError, match="away"):
+        keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    remote.problem = None
+    monkeypatch.setattr(keep_finished, "PATIENCE", timedelta(0))
+    keep_finished.keep(client, client.record(hand.id), PATH, remote.base)
+    assert remote.text.count("said") == 1
 
 
 @pytest.mark.parametrize("begun", [False, True])

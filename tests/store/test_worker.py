@@ -170,6 +170,13 @@ def test_concurrent_updates_all_count(tmp_path: object) -> None:
     assert (record.events, record.revision) == (50, 51)
 
 
+def test_notes_of_an_engine_s_side_are_replaced_and_deleted(worker: WorkerStore) -> None:
+    for name, note in (("a", b"1"), ("a", b"2"), ("b", b"3")):
+        worker.keep_engine_note(name, note)
+    worker.delete_engine_notes(["a", "never-there"])
+    assert [worker.load_engine_note(x) for x in ("a", "b")] == [None, b"3"]
+
+
 def test_a_document_of_another_worker_is_not_accepted(worker: WorkerStore, store: Store) -> None:
     other = WorkerStore(store, "w-2")
     for write in (lambda: other.create_spec(SPEC), lambda: other.create_record(RECORD)):

@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from savedworker.agent.inner.web import Answer, Limits, NoAnswer, Request, WebServer, listen
 from savedworker.agent.relay import journal as tapes
 from savedworker.agent.relay.gate import Gate, Pass, Shut
+from savedworker.agent.relay.pieces import Call, Notes
 from savedworker.agent.relay.tokens import Tokens
 from savedworker.agent.relay.upstream import MAX_BODY, Upstream
 from savedworker.checkpoint.network import GATEWAY
@@ -104,6 +105,8 @@ class Ties:
     load: Callable[[str], bytes | None]
     """A note of the worker's, by name. Raises SavedWorkerError."""
     keep: Callable[[str, bytes], None]
+    drop: Callable[[Sequence[str]], None]
+    """Delete notes. Raises SavedWorkerError."""
     holds: Callable[[], bool]
     """Whether the lease is proven at this moment."""
     conclude: Callable[[str], bool]
@@ -126,7 +129,7 @@ class AirflowRelay:
         self._limits = Limits(body=MAX_BODY, patience=None, reuse=True, only=only)
         self._server: WebServer | None = None
         self._identity = self._read(IDENTITY, Identity)
-        self._journal = tapes.Journal(self._read(JOURNAL, tapes.Tape), self._keep_tape)
+        self._journal = tapes.Journal(Notes(JOURNAL, self._read, self._keep_of_tape, self._drop_of_tape))
         self._unheard = 0
         self._speaking = threading.Lock()
         """Held for a heartbeat of our own: none is under way when the task has told how it ends."""
@@ -376,11 +379,19 @@ class AirflowRelay:
         except SavedWorkerError as error:
             log.warning("that the task lives cannot be told: %s", error)
 
-    def _keep_tape(self, tape: tapes.Tape) -> None:
+    def _keep_of_tape(self, name: str, part: Document) -> bool:
         try:
-            self._ties.keep(JOURNAL, _dump(tape))
+            self._ties.keep(name, _dump(part))
         except SavedWorkerError as error:
             log.warning("a call could not be noted; after a loss it would be made again: %s", error)
+            return False
+        return True
+
+    def _drop_of_tape(self, names: Sequence[str]) -> None:
+        try:
+            self._ties.drop(names)
+        except SavedWorkerError as error:
+            log.warning("old notes of calls stay: %s", error)
 
     def _patiently(self, write: Callable[[], None]) -> None:
         """``write``, however long the store is away. Raises Shut."""
@@ -415,7 +426,7 @@ class AirflowRelay:
             raise Corrupt(f"the note {name} is damaged: {error.error_count()} errors") from error
 
 
-def _recorded(call: tapes.Call, method: str, path: str) -> Answer:
+def _recorded(call: Call, method: str, path: str) -> Answer:
     log.info("%s %s is answered as it was before the loss", method, path)
     headers = {"content-type": call.content_type, _RANGE: call.content_range}
     return Answer(call.status, base64.b64decode(call.body or ""), {k: v for k, v in headers.items() if v})

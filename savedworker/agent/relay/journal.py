@@ -15,38 +15,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections.abc import Callable
 
-from pydantic import Field
-
-from savedworker.model.base import Count, Document, Frozen
+from savedworker.agent.relay.pieces import Call, Notes, Shelf
 
 CALLS_KEPT = 2000
-"""Calls with an effect."""
+"""Calls with an effect. With more of them the oldest checkpoint is one of which nothing is known."""
 READS_KEPT = 2000
 BODY_KEPT = 64 << 10
 """Bytes of an answer that are kept; a call with a longer one is passed on again."""
 READ_BODIES_KEPT = 1 << 20
-"""Bytes of all answers to reads that are kept: the tape is stored as a whole, again and again."""
-
-
-class Call(Frozen):
-    """One call that was answered. ``body`` is base64; None when it was too long to keep, or is to be asked for again."""
-
-    digest: str
-    status: int
-    content_type: str = ""
-    content_range: str = ""
-    body: str | None = None
-    read: bool = False
-
-
-class Tape(Document):
-    """What is stored. ``first`` counts the calls before those that are kept; ``marks``: the head at each checkpoint."""
-
-    first: Count = 0
-    calls: tuple[Call, ...] = ()
-    marks: dict[str, int] = Field(default_factory=dict)
+"""Bytes of all answers to reads that are kept."""
 
 
 def digest(method: str, path: str, body: bytes) -> str:
@@ -55,41 +33,57 @@ def digest(method: str, path: str, body: bytes) -> str:
 
 
 class Journal:
-    """The tape of one worker. ``save`` stores it, and may fail: then calls may be repeated that were not noted."""
+    """The tape of one worker, in ``notes``. What could not be stored may be repeated after a loss without being recognised."""
 
-    def __init__(self, tape: Tape | None, save: Callable[[Tape], None]) -> None:
+    def __init__(self, notes: Notes) -> None:
         self._lock = threading.Lock()
-        self._save = save
-        self._tape = tape or Tape()
-        self._head = len(self._tape.calls)
+        self._shelf = Shelf(notes)
+        index, self._calls = self._shelf.read()
+        self._first = index.first
+        """Counts the calls before those on the tape."""
+        self._marks = dict(index.marks)
+        """The head at each checkpoint, counted as ``_first`` is."""
         self._pending: dict[str, int] = {}
+        self._head = len(self._calls)
+        self._count()
+
+    def _count(self) -> None:
+        reads = [x for x in self._calls if x.read]
+        self._effects, self._reads = len(self._calls) - len(reads), len(reads)
+        self._read_bytes = sum(x.bytes for x in reads)
         self._unsaved = False
 
     @property
     def repeats(self) -> int:
         """How many calls with an effect on the tape may be repeated from here on."""
-        return sum(not x.read for x in self._tape.calls[self._head :])
+        return sum(not x.read for x in self._calls[self._head :])
 
     def restored(self, number: str | None) -> None:
         """The worker goes on from checkpoint ``number``, or from nothing: put the head there, where that is known."""
         with self._lock:
-            tape = self._tape
-            at = tape.marks.get(number or "", -1) - tape.first
-            if not 0 <= at <= len(tape.calls):
-                self._tape = Tape(first=tape.first + len(tape.calls))
+            at = self._marks.get(number or "", -1) - self._first
+            if not 0 <= at <= len(self._calls):
+                self._marks = {}
+                self._forget()
                 at = 0
             self._head = at
+
+    def _forget(self) -> None:
+        self._first += len(self._calls)
+        self._calls, self._head = [], 0
+        self._shelf.clear()
+        self._count()
 
     def repeated(self, name: str) -> Call | None:
         """This call with an effect as it was answered before; None for a new one."""
         with self._lock:
             at = self._head
-            while at < len(self._tape.calls) and self._tape.calls[at].read:
+            while at < len(self._calls) and self._calls[at].read:
                 at += 1
-            if at == len(self._tape.calls):
+            if at == len(self._calls):
                 self._cut()  # what was read before the end
                 return None
-            call = self._tape.calls[at]
+            call = self._calls[at]
             if call.digest == name:
                 self._head = at + 1
                 return call
@@ -99,8 +93,8 @@ class Journal:
     def reread(self, name: str) -> Call | None:
         """This read as it was answered before, between the same two calls with an effect; None for a new one."""
         with self._lock:
-            for at in range(self._head, len(self._tape.calls)):
-                call = self._tape.calls[at]
+            for at in range(self._head, len(self._calls)):
+                call = self._calls[at]
                 if not call.read:
                     return None
                 if call.digest == name:
@@ -118,36 +112,35 @@ class Journal:
         with self._lock:
             call = Call(digest=name, status=status, content_type=content_type, body=_kept(body, BODY_KEPT))
             if again:
-                last = (
-                    self._tape.calls[self._head - 1] if self._head else None
-                )  # a checkpoint may have come between
+                at = self._head - 1
+                last = self._calls[at] if self._head else None  # a checkpoint may have come between
                 if call.body is None or last is None or last.digest != name or last.body is not None:
                     return
-                calls = (*self._tape.calls[: self._head - 1], call, *self._tape.calls[self._head :])
-                self._tape = self._tape.model_copy(update={"calls": calls})
-            else:
-                self._cut()
-                if not self._needed:
-                    self._tape = self._tape.model_copy(update={"first": self._tape.first + 1})
-                    return
-                self._write(call)
+                self._calls[at] = call
+                self._store(changed=self._first + at)
+                return
+            self._cut()
+            if not self._needed:
+                if self._calls:
+                    self._forget()
+                self._first += 1
+                return
+            self._write(call)
             self._store()
 
     def note_read(self, name: str, status: int, content_type: str, content_range: str, body: bytes) -> None:
         """This read was answered, and not from the tape. Stored with what comes after it, or by ``settle``."""
         with self._lock:
-            if self._head < len(self._tape.calls) or not self._needed:
+            if self._head < len(self._calls) or not self._needed:
                 return  # what is still on the tape is of more use
-            reads = [x for x in self._tape.calls if x.read]
-            if len(reads) >= READS_KEPT:
+            if self._reads >= READS_KEPT:
                 return
-            left = READ_BODIES_KEPT - sum(len(x.body or "") for x in reads)
             call = Call(
                 digest=name,
                 status=status,
                 content_type=content_type,
                 content_range=content_range,
-                body=_kept(body, min(BODY_KEPT, left)),
+                body=_kept(body, min(BODY_KEPT, READ_BODIES_KEPT - self._read_bytes)),
                 read=True,
             )
             self._write(call)
@@ -161,38 +154,57 @@ class Journal:
 
     @property
     def _needed(self) -> bool:
-        """Whether there is a checkpoint that the worker could go back to."""
-        return bool(self._tape.marks or self._pending)
+        """Whether there is a checkpoint that the worker could go back to, and of which enough is known."""
+        return bool(self._marks or self._pending)
 
     def _write(self, call: Call) -> None:
-        calls = (*self._tape.calls, call)
-        surplus = 0
-        if not call.read and sum(not x.read for x in calls) > CALLS_KEPT:
-            surplus = next(i for i, x in enumerate(calls) if not x.read) + 1
-        self._tape = self._tape.model_copy(
-            update={"calls": calls[surplus:], "first": self._tape.first + surplus}
-        )
-        self._head = len(self._tape.calls)
+        self._calls.append(call)
+        self._head = len(self._calls)
+        if call.read:
+            self._reads += 1
+            self._read_bytes += call.bytes
+            return
+        self._effects += 1
+        while self._effects > CALLS_KEPT:
+            self._forget_a_mark()
 
-    def _store(self) -> None:
+    def _forget_a_mark(self) -> None:
+        """The oldest one, and what is kept for its sake."""
+        oldest = min([*self._marks.values(), *self._pending.values()], default=0)
+        self._marks = {x: at for x, at in self._marks.items() if at > oldest}
+        self._pending = {x: at for x, at in self._pending.items() if at > oldest}
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget what was before the oldest mark."""
+        begin = min([*self._marks.values(), *self._pending.values()], default=self._first + self._head)
+        surplus = max(0, min(begin - self._first, self._head))
+        if surplus:
+            del self._calls[:surplus]
+            self._first += surplus
+            self._head -= surplus
+            unsaved = self._unsaved
+            self._count()
+            self._unsaved = unsaved and bool(self._calls)
+
+    def _store(self, changed: int | None = None) -> None:
         self._unsaved = False
-        self._save(self._tape)
+        self._shelf.write(self._first, self._marks, self._calls, changed)
 
     def mark(self, number: str) -> None:
         """Checkpoint ``number`` is about to be taken, and no call is under way."""
         with self._lock:
-            self._pending = {number: self._tape.first + self._head}
+            self._pending = {number: self._first + self._head}
 
     def committed(self, number: str, kept: set[str]) -> None:
         """Checkpoint ``number`` is complete; of the others only ``kept`` can still be gone back to."""
         with self._lock:
             if number not in self._pending:
                 return
-            marks = {x: at for x, at in self._tape.marks.items() if x in kept} | self._pending
+            self._shelf.settle_cut(self._first, self._marks, self._calls)
+            self._marks = {x: at for x, at in self._marks.items() if x in kept} | self._pending
             self._pending = {}
-            surplus = max(0, min(min(marks.values()) - self._tape.first, self._head))
-            self._head -= surplus
-            self._tape = Tape(first=self._tape.first + surplus, calls=self._tape.calls[surplus:], marks=marks)
+            self._trim()
             self._store()
 
     def failed(self) -> None:
@@ -202,12 +214,12 @@ class Journal:
 
     def _cut(self) -> None:
         """What stands after the head is not what happens: forget it."""
-        if self._head < len(self._tape.calls):
-            end = self._tape.first + self._head
-            marks = {x: at for x, at in self._tape.marks.items() if at <= end}
-            self._tape = self._tape.model_copy(
-                update={"calls": self._tape.calls[: self._head], "marks": marks}
-            )
+        if self._head < len(self._calls):
+            end = self._first + self._head
+            del self._calls[self._head :]
+            self._marks = {x: at for x, at in self._marks.items() if at <= end}
+            self._shelf.cut(end)
+            self._count()
 
 
 def _kept(body: bytes | None, most: int) -> str | None:
