@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from savedworker.agent import attachment, inputs, outputs
@@ -36,7 +37,7 @@ from savedworker.checkpoint.keys import stored_chunk_keys
 from savedworker.checkpoint.migration_file import tell_incarnation
 from savedworker.checkpoint.pace import next_interval
 from savedworker.checkpoint.preflight import preflight
-from savedworker.checkpoint.restore import check_runtime, restore
+from savedworker.checkpoint.restore import Came, check_runtime, restore
 from savedworker.checkpoint.save import Saved, Saver, TooLate
 from savedworker.crashpoints import crash_point
 from savedworker.model import defaults
@@ -148,7 +149,7 @@ class Incarnation:
         try:
             try:
                 self._open_relay()
-                missed = self._bring_up(record, manifest)
+                runs = self._bring_up(record, manifest)
             except (Fenced, ShimGone, BadSpec):
                 raise
             except _Interrupted:
@@ -156,8 +157,11 @@ class Incarnation:
             except (SavedWorkerError, OSError) as error:
                 log.exception("the worker cannot be started here")
                 return self._release("failed", f"the worker could not be started here: {error}")
+            if isinstance(runs, str):
+                return self._release("failed", runs)
             # Of a worker that runs no error is the end: this process dies of it, and the next one re-attaches.
-            return self._keep() if missed is None else self._release("failed", missed)
+            runs()
+            return self._keep()
         except Fenced:
             return self._abandon()
         except ShimGone:
@@ -222,8 +226,8 @@ class Incarnation:
         """The spec cannot be run on any instance."""
         return self._end(Reason.SPEC_ERROR, str(why))
 
-    def _bring_up(self, record: WorkerRecord, manifest: Manifest | None) -> str | None:
-        """Have the worker run; None then. Otherwise why it is not to run here, where the history does not say so already."""
+    def _bring_up(self, record: WorkerRecord, manifest: Manifest | None) -> Callable[[], object] | str:
+        """Have the worker run: what is to be called then, to say so. Or why it is not to run here, where the history does not say it."""
         tried: list[str] = []
         while isinstance(
             entry := next_try(record, self._spec, self._note.incarnation, tried), CheckpointEntry
@@ -233,8 +237,7 @@ class Incarnation:
                 if manifest is None or manifest.number != entry.number:
                     manifest = self._worker.load_manifest(entry.number, entry.digest)
                     check_runtime(manifest, self._spec)
-                self._restore(manifest, started)
-                return None
+                return self._restore(manifest, started)
             except (Fenced, BadSpec, ShimGone):
                 raise
             except Unreachable as error:
@@ -254,8 +257,7 @@ class Incarnation:
             case Elsewhere(why):
                 return why
             case StartOver(why):
-                self._start(why)
-                return None
+                return self._start(why)
             case Nothing():
                 self._report(ev.Finished, reason=Reason.CRASH_LOOP, detail="no checkpoint can be restored")
                 return ""
@@ -290,7 +292,8 @@ class Incarnation:
     def _has_concluded(self) -> bool:
         return self._record is not None and self._record.concluded is not None
 
-    def _start(self, why: str) -> None:
+    def _start(self, why: str) -> Callable[[], object]:
+        """Have it run from nothing; what says so."""
         started = time.monotonic()
         if self._relay is not None:
             self._relay.restored(None)
@@ -301,7 +304,7 @@ class Incarnation:
         if not why and self._note.incarnation > 1:
             why = "there is no checkpoint"
         crash_point("agent.started.before")
-        self._report(ev.Started, why=why, seconds=time.monotonic() - started)
+        return partial(self._report, ev.Started, why=why, seconds=time.monotonic() - started)
 
     def _fetch_inputs(self) -> None:
         """Have the worker's inputs among its files. Waits for a store that is away."""
@@ -332,7 +335,8 @@ class Incarnation:
         if self._cancelled.is_set():
             raise _Interrupted("the worker was cancelled")
 
-    def _restore(self, manifest: Manifest, started: float) -> None:
+    def _restore(self, manifest: Manifest, started: float) -> Callable[[], object]:
+        """Have it run from a checkpoint; what says so."""
         runtime = manifest.runtime
         if runtime.image != self._container.runtime.image:
             raise Refused(f"checkpoint {manifest.number} is of another image than the one that is here")
@@ -357,13 +361,11 @@ class Incarnation:
         )
         self._saver.start_from(came.snapshot, manifest.memory)
         crash_point("agent.restored.before")
-        self._report(
-            ev.Restored,
-            number=manifest.number,
-            seconds=time.monotonic() - started,
-            detail="; ".join(came.notes),
-        )
-        self._keep_chunks({manifest.number: came.keys})
+        return partial(self._say_restored, manifest.number, time.monotonic() - started, came)
+
+    def _say_restored(self, number: str, seconds: float, came: Came) -> None:
+        self._report(ev.Restored, number=number, seconds=seconds, detail="; ".join(came.notes))
+        self._keep_chunks({number: came.keys})
         crash_point("agent.restored.after")
 
     def _launch(self, position: StreamPosition, argv: list[str], restores: str) -> None:

@@ -43,10 +43,10 @@ def fails(error: Exception) -> Any:
 
 @pytest.mark.parametrize("error", [Fatal("the disk is full"), OSError(28, "No space left on device")])
 def test_an_error_after_the_start_does_not_end_the_worker(error: Exception) -> None:
-    story = Story(lambda *_: None, fails(error))
-    with pytest.raises(type(error)):
-        story.begin()  # the agent dies of it and is started again
-    assert story.released == []
+    for story in (Story(lambda *_: lambda: None, fails(error)), Story(lambda *_: fails(error), lambda: 0)):
+        with pytest.raises(type(error)):
+            story.begin()  # the agent dies of it and is started again
+        assert story.released == []
 
 
 @pytest.mark.parametrize("error", [Fatal("the disk is full"), OSError(28, "No space left on device")])

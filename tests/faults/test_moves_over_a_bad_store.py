@@ -228,3 +228,32 @@ def test_one_bad_answer_at_every_single_request_of_a_move(behind: tuple[str, int
     for n in range(count):
         with saved_twice(behind) as bed:
             brief(bed, Rule(trouble, skip=n, seconds=3.0))
+
+
+def test_a_worker_that_runs_goes_on_although_nobody_may_say_so(behind: tuple[str, int]) -> None:
+    """The store refuses the word that it was restored. Its agent dies of that, and the next one finds it and says it."""
+    with saved_twice(behind) as bed:
+        before = bed.holder()
+        assert before is not None
+        assert bed.proxy is not None
+        bed.arm("agent.restored.before", "hang:3")
+        bed.client.preempt(bed.worker, 20.0)
+        assert bed.wait(lambda: bed.was_hit("agent.restored.before"), 60), bed.story(bed.worker)
+        host = bed.holder()
+        assert host is not None
+        assert host.address != before.address
+        rule = bed.proxy.add(
+            Rule("denied", path=r"/record\.json", times=1000, spared=frozenset({BRIDGE, before.address}))
+        )
+
+        def restarted() -> bool:
+            now = bed.find(host.launch)
+            return now is not None and now.agent_pid not in (None, host.agent_pid)
+
+        assert bed.wait(restarted, 60), bed.story(bed.worker)
+        rule.times = 0
+        is_right(bed, rule)
+        record = bed.record(bed.worker)
+        assert (len(record.incarnations), record.migrations, record.cold_starts) == (2, 1, 0)
+        restored = [x.event for x in WorkerStore(bed.client.store, bed.worker).events()]
+        assert [x.kind for x in restored].count("restore_failed") == 0
