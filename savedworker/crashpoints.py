@@ -7,7 +7,8 @@ In production ``crash_point`` is one comparison. The environment variable SAVEDW
   until the first process that is hit renames it to ``NAME.hit``; ``in`` restricts it to processes whose cgroup's path
   contains the word, which tells hosts apart. ``seen/NAME`` says that a process got to NAME.
 
-ACTION: ``kill`` (the default: SIGKILL to oneself), ``exit``, ``stop`` (SIGSTOP), ``hang:SECONDS`` (this thread only).
+ACTION: ``kill`` (the default: SIGKILL to oneself), ``exit``, ``stop`` (SIGSTOP), ``hang:SECONDS`` (this thread only; armed by a file, not
+longer than ``NAME.hit`` is there).
 
 May import: nothing but the standard library, as the shim uses it.
 """
@@ -148,18 +149,19 @@ def _reach_file(name: str, passed: dict[str, int], folder: Path) -> None:
     nth, _, action = place.partition("=")
     if passed[name] < int(nth.removeprefix("@") or 1) or not _is_in(cgroup):
         return
+    hit = folder / f"{name}.hit"
     try:
-        file.rename(folder / f"{name}.hit")
+        file.rename(hit)
     except OSError:
         return  # another process was first
-    _act(name, action)
+    _act(name, action, hit)
 
 
 def _is_in(cgroup: str) -> bool:
     return not cgroup or cgroup in Path("/proc/self/cgroup").read_text()
 
 
-def _act(name: str, action: str) -> None:
+def _act(name: str, action: str, hit: Path | None = None) -> None:
     sys.stderr.write(f"crash point {name}: {action or 'kill'} of {os.getpid()}\n")
     sys.stderr.flush()
     what, _, seconds = action.partition(":")
@@ -171,6 +173,8 @@ def _act(name: str, action: str) -> None:
         case "exit":
             os._exit(EXIT_STATUS)
         case "hang":
-            time.sleep(float(seconds))
+            until = time.monotonic() + float(seconds)
+            while (left := until - time.monotonic()) > 0 and (hit is None or hit.exists()):
+                time.sleep(min(left, 0.02) if hit else left)
         case _:
             raise ValueError(f"{VARIABLE}: there is no action {action!r}")

@@ -63,7 +63,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
         made.cgroup.remove()
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> bool:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -81,17 +81,18 @@ def test_nothing_starts_without_a_lease(bed: Bed) -> None:
 
 
 def test_the_worker_is_frozen_at_the_deadline_thawed_by_a_proof_and_killed_a_term_later(bed: Bed) -> None:
-    bed.client.lease(lease_clock() + 0.5, 5.0)
+    bed.client.lease(lease_clock() + 4.0, 30.0)
     bed.start(TICKER)
     assert eventually(lambda: bed.size() > 0)
     assert eventually(bed.cgroup.frozen)
+    time.sleep(0.1)  # what counts as stopped may be on its last microseconds
     used = bed.cgroup.cpu_seconds()
     seen = bed.client.drain()
     time.sleep(0.3)
     assert bed.cgroup.cpu_seconds() == used
     assert bed.client.drain() == seen
     assert bed.client.status().frozen_by_lease
-    bed.client.lease(lease_clock() + 0.5, 0.5)
+    bed.client.lease(lease_clock() + 4.0, 0.5)
     assert eventually(lambda: bed.size() > seen.stdout)
     assert not bed.client.status().killed_by_lease
     assert eventually(lambda: not bed.cgroup.pids())
@@ -107,12 +108,12 @@ def test_after_a_pause_of_the_whole_machine_a_busy_worker_gets_no_more_than_mill
     try:
         Path(f"/sys/fs/cgroup/freezer{host.path}").mkdir(parents=True, exist_ok=True)
         Path(f"/sys/fs/cgroup/freezer{host.path}/cgroup.procs").write_text(str(bed.pid))
-        bed.client.lease(lease_clock() + 1.0, 0.5)
+        bed.client.lease(lease_clock() + 4.0, 0.5)
         bed.start("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait")
         assert eventually(lambda: len(bed.cgroup.pids()) >= 9)
         host.freeze()
         assert eventually(host.frozen)
-        until = lease_clock() + 2.0
+        until = lease_clock() + 5.0
         assert eventually(lambda: lease_clock() > until)
         used = bed.cgroup.cpu_seconds()
         host.thaw()
@@ -140,16 +141,18 @@ def test_the_shim_comes_before_everything_else_and_its_worker_does_not(bed: Bed)
         wanted = os.SCHED_OTHER  # nobody may come first here: the shim goes on as it is
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     assert os.sched_getscheduler(bed.pid) & ~os.SCHED_RESET_ON_FORK == wanted
+    bed.cgroup.freeze()  # else the one that sleeps may be another one by then
+    assert eventually(bed.cgroup.frozen)
     policies = {os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK for pid in bed.cgroup.pids()}
     assert policies == {os.SCHED_OTHER}
 
 
 def test_a_thaw_by_somebody_else_after_the_deadline_does_not_last(bed: Bed) -> None:
-    bed.client.lease(lease_clock() + 0.3, 30.0)
+    bed.client.lease(lease_clock() + 3.0, 30.0)
     bed.start(TICKER)
     assert eventually(bed.cgroup.frozen)
     bed.cgroup.thaw()  # as CRIU does at the end of a dump
-    assert eventually(bed.cgroup.frozen, seconds=2.0)
+    assert eventually(bed.cgroup.frozen)
 
 
 def test_an_older_proof_never_shortens_or_extends_a_newer_deadline(bed: Bed) -> None:

@@ -338,6 +338,11 @@ def test_a_connection_has_its_form_and_is_tested_in_airflows_own_pages(engine: E
     assert answer["status"], answer
 
 
+def until(name: str) -> str:
+    """What a program does until the test puts that file onto its volume."""
+    return f"until [ -e /shared/{name} ]; do sleep 0.2; done"
+
+
 def preempt(engine: Engine, run: Run, worker: str, incarnation: int, notice: float | None) -> None:
     """Reclaim the worker's instance, and wait until it runs as ``incarnation``."""
     engine.client.preempt(worker, notice)
@@ -355,7 +360,7 @@ def test_three_moves_cost_no_try_and_no_callback_also_when_the_scheduler_is_kill
     engine: Engine,
 ) -> None:
     """With the scheduler go its executor, and the process of a task that does not defer, which goes on as try 2."""
-    run = engine.count("worker_plain", 30)
+    run = engine.count("worker_plain", 15, then=until("end"))
     beside = engine.count("worker_synchronous", 60)
     worker = run.running(ticks=3)
     run.wait_for("deferred")
@@ -375,13 +380,14 @@ def test_three_moves_cost_no_try_and_no_callback_also_when_the_scheduler_is_kill
     eventually(lambda: engine.client.record(worker).state == "running", 60, "incarnation 3 runs")
     assert run.state() == "deferred"
     preempt(engine, run, worker, 4, notice=10.0)
+    (run.volume / "end").touch()
 
     assert run.ended() == "success"
     report = engine.airflow.xcom("worker_plain", run.id, "work")
     assert (report["migrations"], report["cold_starts"], report["lost_seconds"]) == (3, 0, 0)
     assert (run.tries(), run.callbacks()) == ([(1, "success")], ["success 1"])
-    assert run.output() == [f"tick {i}" for i in range(30)]
-    assert run.ticks() == list(range(30))
+    assert run.output() == [f"tick {i}" for i in range(15)]
+    assert run.ticks() == list(range(15))
 
     assert beside.ended() == "success"
     assert beside.worker() == other
@@ -450,16 +456,20 @@ def alive(pid: int) -> bool:
 
 def test_five_moves_and_one_real_failure_use_one_retry(engine: Engine) -> None:
     """The first try moves three times and then fails by itself; the second moves twice and succeeds."""
-    once = "if [ ! -e /shared/failed ]; then touch /shared/failed; exit 7; fi"
-    run = engine.count("worker_retried", 20, then=once)
+    once = (
+        f"if [ ! -e /shared/failed ]; then {until('fail')}; touch /shared/failed; exit 7; fi; {until('end')}"
+    )
+    run = engine.count("worker_retried", 5, then=once)
     worker = run.running()
     for incarnation in (2, 3, 4):
         preempt(engine, run, worker, incarnation, notice=8.0)
+    (run.volume / "fail").touch()
     eventually(lambda: run.worker() != worker, 120, "the second try has a worker")
     second = run.worker()
     eventually(lambda: engine.client.record(second).state == "running", 180, "the second worker runs")
     for incarnation in (2, 3):
         preempt(engine, run, second, incarnation, notice=8.0)
+    (run.volume / "end").touch()
     assert run.ended() == "success"
     assert run.tries() == [(1, "failed"), (2, "success")]
     assert sorted(run.callbacks()) == ["retry 1", "success 2"]

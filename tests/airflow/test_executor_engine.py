@@ -16,13 +16,17 @@ pytestmark = [pytest.mark.engine, pytest.mark.criu, pytest.mark.timeout(420)]
 
 SUITE = ("python", "mapped", "deferred", "reschedule", "retried")
 """Of the whole suite (in the sweep) so much as a few minutes allow."""
-STEPS = {"python": 10}
+STEPS = {"python": 24}
+"""So many that there is time to move it, also on a machine that is slow to see how far it is."""
 
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     with executor_bed(tmp_path_factory.mktemp("executor")) as started:
         yield started
+
+
+PERIODIC = 36
 
 
 class Mover(threading.Thread):
@@ -54,7 +58,7 @@ def _agree(run: Run, local: Run) -> bool:
 def test_the_suite_agrees_with_local_executor_while_hosts_are_taken_away(bed: Bed) -> None:
     """States, tries, XComs and log lines; one task moves with notice, another is lost without."""
     saved = {name: bed.run(f"saved_{name}", STEPS.get(name, 2)) for name in SUITE}
-    lost = bed.run("saved_periodic", 24)
+    lost = bed.run("saved_periodic", PERIODIC)
     movers = [Mover(saved["python"], "traffic step 1", 20.0), Mover(lost, "traffic step 12", None)]
     local = oracle(bed, SUITE, STEPS, 300)
     in_the_meantime([*saved.values(), lost], lambda: None, 300)
@@ -76,9 +80,9 @@ def test_the_suite_agrees_with_local_executor_while_hosts_are_taken_away(bed: Be
     assert (task["state"], task["try_number"]) == ("success", 1), lost.told()
     assert lost.callbacks() == []
     steps = [x for x in lost.log() if x.startswith("traffic step")]
-    assert list(dict.fromkeys(steps)) == [f"traffic step {i}" for i in range(24)]
+    assert list(dict.fromkeys(steps)) == [f"traffic step {i}" for i in range(PERIODIC)]
     marks = lost.marks()
-    assert any("done again below" in x for x in marks) == (len(steps) > 24)
+    assert any("done again below" in x for x in marks) == (len(steps) > PERIODIC)
     assert any("without a notice" in x for x in marks)
     assert bed.refused_heartbeats() == []
 

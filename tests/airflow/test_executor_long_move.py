@@ -52,7 +52,7 @@ def no_capacity(bed: Bed) -> Iterator[None]:
 
 @pytest.mark.parametrize("away", [70.0, pytest.param(HALF_AN_HOUR, marks=pytest.mark.sweep)])
 def test_a_move_without_capacity_outlives_tokens_heartbeats_and_the_queue(bed: Bed, away: float) -> None:
-    run = bed.run("saved_python", 12)
+    run = bed.run("saved_python", 24)
     worker = run.running(said="traffic step 3")
     with no_capacity(bed):
         run.move(worker, 20.0, wait=False)
@@ -71,5 +71,5 @@ def test_a_move_without_capacity_outlives_tokens_heartbeats_and_the_queue(bed: B
     assert (record.migrations, record.cold_starts) == (1, 0)
     assert record.incarnations[-1].away_seconds >= away
     assert any(x.outcome == "capacity" for x in record.launches), "an instance was asked for all the while"
-    assert [x for x in run.log() if x.startswith("traffic step")] == [f"traffic step {i}" for i in range(12)]
+    assert [x for x in run.log() if x.startswith("traffic step")] == [f"traffic step {i}" for i in range(24)]
     assert not bed.said("scheduler", "without heartbeat")

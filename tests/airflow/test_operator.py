@@ -530,7 +530,7 @@ def test_only_a_user_ends_the_worker_when_the_task_process_is_told_to_stop(
     task = operator()
     worker = deferred(task, make_context())
     task.on_kill()
-    for _ in range(500 if ends else 30):
+    for _ in range(3000 if ends else 30):
         if client.record(worker).state == "cancelled":
             break
         threading.Event().wait(0.01)

@@ -35,7 +35,7 @@ def say_state(monkeypatch: pytest.MonkeyPatch, state: object) -> None:
     monkeypatch.setattr(saved_worker, "task_state", task_state)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 what is waited for happens in a store
             await asyncio.sleep(0.01)
@@ -67,7 +67,7 @@ def test_it_fires_once_when_the_worker_has_ended(
         await asyncio.sleep(0.1)
         assert not task.done()
         await asyncio.to_thread(hand.end)
-        event = await asyncio.wait_for(task, 10)
+        event = await asyncio.wait_for(task, 60)
         assert event.payload == {"worker": hand.id, "store": client.store.url}
 
     run(work)

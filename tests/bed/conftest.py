@@ -19,7 +19,7 @@ from tests.bed import bundle as bundles
 from tests.bed.cloud import Bed
 from tests.bed.stories import Story
 from tests.fleet.aws.conftest import REGION, Cloud, _described, _environment, _forget
-from tests.runtime.conftest import leftovers
+from tests.runtime.conftest import gone
 from tests.runtime.world import BRIDGE
 
 
@@ -96,4 +96,4 @@ def story_on(
             finally:
                 for bed in beds:
                     bed.close()
-        assert leftovers(local) == []
+        assert gone(local) == []

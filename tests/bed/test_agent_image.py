@@ -24,7 +24,7 @@ from tests.bed.dockerfile import Stage
 from tests.bed.outer import Job
 from tests.bed.stories import Story, add_boto, keys
 from tests.bed.test_container import COUNTER, InContainers, is_the_same
-from tests.runtime.conftest import leftovers
+from tests.runtime.conftest import gone
 from tests.runtime.world import World
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
@@ -91,7 +91,7 @@ def test_a_worker_moves_between_containers_of_this_image(
             is_the_same(world, worker)
         finally:
             world.close()
-        assert leftovers(local) == []
+        assert gone(local) == []
 
 
 def test_the_archive_is_the_bundle(built: dict[str, Stage], tmp_path: Path) -> None:

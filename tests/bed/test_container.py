@@ -19,7 +19,7 @@ from savedworker.fleet.local import LocalFleet
 from savedworker.model.record import State
 from tests.bed.bundle import PYTHON
 from tests.bed.outer import Job
-from tests.runtime.conftest import leftovers
+from tests.runtime.conftest import gone
 from tests.runtime.world import World
 
 COUNTER = """
@@ -29,7 +29,7 @@ with open("/counted", "w") as file:
     for number in range(int(sys.argv[1])):
         print(nonce, number, flush=True)
         print(number, file=file, flush=True)
-        time.sleep(0.02)
+        time.sleep(0.03)
 print(nonce, "lines", len(open("/counted").readlines()))
 """
 
@@ -69,7 +69,7 @@ def world(tmp_path: Path, bare_root: Path, monkeypatch: pytest.MonkeyPatch) -> I
             yield made
         finally:
             made.close()
-        assert leftovers(local) == []
+        assert gone(local) == []
 
 
 @pytest.mark.parametrize("notice", [20.0, pytest.param(None, marks=pytest.mark.sweep)])

@@ -342,7 +342,7 @@ def test_equal_content_in_many_windows_and_spaces_comes_back_in_all_of_them(
         folder = write_dump(tmp_path / f"{number}", spaces)
         stored = capture(find_sources(folder, {}), base, chunks, pool, keep=keep)
         rebuilt(folder, stored.spaces, tmp_path / f"back-{number}", chunks.get, pool)
-    assert base.size < 4 * WINDOW  # two threads may bring the same at once
+    assert base.size < 5 * WINDOW  # of eight: four threads may bring the same at once
 
 
 def test_equal_changes_in_many_places_come_back_in_all_of_them(
@@ -396,8 +396,16 @@ def test_pages_are_found_the_same_by_old_and_new_kernels_and_a_reservation_costs
             area[at] = 1
         start = ctypes.addressof(ctypes.c_char.from_buffer(area))
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-            runs = list(own_pages.own_pages(pagemap.fileno(), start, start + size, lambda: None))
-            assert runs == list(own_pages._ask_each(pagemap.fileno(), start, start + size, lambda: None))
+
+            def both() -> list[list[tuple[int, int]]]:
+                ways = (own_pages.own_pages, own_pages._ask_each)
+                return [list(find(pagemap.fileno(), start, start + size, lambda: None)) for find in ways]
+
+            runs, again = both()
+            for _ in range(20):
+                if runs != again:  # a page that the kernel is moving in this moment (compaction) is not there
+                    runs, again = both()
+            assert runs == again
     assert len(runs) == -(-size // (3 * PAGE))
 
 

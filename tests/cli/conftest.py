@@ -46,7 +46,7 @@ class Shell:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "savedworker.cli", *words]
 
-    def run(self, *words: str, timeout: float = 60, **more: str) -> subprocess.CompletedProcess[bytes]:
+    def run(self, *words: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[bytes]:
         """As a process, to its end."""
         env = {**os.environ, **self.env, **more}
         return subprocess.run(
@@ -76,7 +76,7 @@ class Shell:
     def record(self, worker: str) -> WorkerRecord:
         return self.client.record(worker)
 
-    def until(self, worker: str, true: Callable[[WorkerRecord], bool], timeout: float = 30) -> WorkerRecord:
+    def until(self, worker: str, true: Callable[[WorkerRecord], bool], timeout: float = 90) -> WorkerRecord:
         """Wait for the record to say so."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

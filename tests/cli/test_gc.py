@@ -109,7 +109,7 @@ def test_an_empty_store_has_nothing_to_delete(shell: Shell):
     assert shell.nothing_created()
 
 
-def until(true: Callable[[], bool], timeout: float = 10) -> None:
+def until(true: Callable[[], bool], timeout: float = 60) -> None:
     end = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < end

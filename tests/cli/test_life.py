@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -71,7 +70,15 @@ def test_run_and_wait_exit_with_the_code_of_the_reason(
     assert shell("wait", "w").exit_code == status
 
 
-def test_run_says_important_events_in_plain_lines_where_there_is_no_terminal(shell: Shell):
+def counts(number: int, until: Path) -> str:
+    """A program that writes so many numbers and ends when there is the file."""
+    return (
+        f"import os, time\nfor i in range({number}): print(i, flush=True); time.sleep(.05)\n"
+        f"while not os.path.exists({str(until)!r}): time.sleep(.05)"
+    )
+
+
+def test_run_says_important_events_in_plain_lines_where_there_is_no_terminal(shell: Shell, tmp_path: Path):
     process = shell.start(
         "run",
         "--name",
@@ -79,10 +86,12 @@ def test_run_says_important_events_in_plain_lines_where_there_is_no_terminal(she
         "--",
         sys.executable,
         "-c",
-        "import time\nfor i in range(40): print(i, flush=True); time.sleep(.1)",
+        counts(40, tmp_path / "end"),
     )
     shell.until("w", running)
     assert shell("preempt", "w", "--notice", "20s").output == "host-1 goes in 20s\n"
+    shell.until("w", lambda record: len(record.incarnations) == 2 and running(record))
+    (tmp_path / "end").touch()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.split() == [str(i).encode() for i in range(40)]
@@ -101,7 +110,9 @@ def test_run_says_important_events_in_plain_lines_where_there_is_no_terminal(she
         assert told.count(part) == 1, told
 
 
-def test_a_loss_without_notice_is_marked_in_the_output_and_counted_as_a_cold_start(shell: Shell):
+def test_a_loss_without_notice_is_marked_in_the_output_and_counted_as_a_cold_start(
+    shell: Shell, tmp_path: Path
+):
     process = shell.start(
         "run",
         "--name",
@@ -110,11 +121,12 @@ def test_a_loss_without_notice_is_marked_in_the_output_and_counted_as_a_cold_sta
         "--",
         sys.executable,
         "-c",
-        "import time\nfor i in range(30): print(i, flush=True); time.sleep(.1)",
+        counts(30, tmp_path / "end"),
     )
     shell.until("w", running)
     time.sleep(1)
     shell("preempt", "w", "--no-notice")
+    (tmp_path / "end").touch()
     out, err = process.communicate(timeout=60)
     lines = out.decode().splitlines()
     (mark,) = [
@@ -203,7 +215,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(shell: Shell):
     assert process.returncode == 125
 
 
-def test_running_the_same_again_follows_the_same_worker(shell: Shell):
+def test_running_the_same_again_follows_the_same_worker(shell: Shell, tmp_path: Path):
     words = [
         "run",
         "--name",
@@ -211,11 +223,12 @@ def test_running_the_same_again_follows_the_same_worker(shell: Shell):
         "--",
         sys.executable,
         "-c",
-        "import time\nfor i in range(20): print(i, flush=True); time.sleep(.1)",
+        counts(20, tmp_path / "end"),
     ]
     first = shell.start(*words)
     shell.until("w", running)
     first.kill()
+    (tmp_path / "end").touch()
     second = shell.run(*words)
     assert second.returncode == 0
     assert second.stdout.split() == [str(i).encode() for i in range(20)]
@@ -239,19 +252,23 @@ def test_a_report_file_is_written_at_the_end(shell: Shell, tmp_path: Path):
 
 
 def test_submit_prints_the_id_alone_and_a_controller_in_the_background_sees_the_worker_to_its_end(
-    shell: Shell,
+    shell: Shell, tmp_path: Path
 ):
-    done = shell.run("submit", "--fleet", "fake-local", "--", "sh", "-c", "sleep 3; echo done")
+    end = tmp_path / "end"
+    words = ["sh", "-c", f"until [ -e {end} ]; do sleep .05; done; echo done"]
+    done = shell.run("submit", "--fleet", "fake-local", "--", *words)
     worker = done.stdout.decode().strip()
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{worker}\n".encode(), b"")
     shell.until(worker, running)
     shell("preempt", worker, "--notice", "20")
+    shell.until(worker, lambda r: len(r.incarnations) == 2 and running(r))
+    end.touch()
     record = shell.until(
         worker, lambda r: r.state == "succeeded" and all(x.state == "ended" for x in r.launches)
     )
     assert (record.migrations, record.exit_code) == (1, 0)
     assert shell.run("logs", worker).stdout == b"done\n"
-    for _ in range(50):
+    for _ in range(300):
         if f"{worker}: succeeded" in log_file(worker).read_text():
             break
         time.sleep(0.1)
@@ -279,8 +296,9 @@ def test_wait_gives_up_with_124_when_the_time_runs_out(shell: Shell):
     assert not shell.record("w").state.terminal
     assert b"still going: w" in done.stderr
     assert json.loads(shell.run("wait", "w", "--timeout", "0", "--json").stdout)[0]["state"] in (
-        "running",
+        "pending",
         "starting",
+        "running",
     )
 
 
@@ -386,12 +404,15 @@ def test_the_command_runs_as_a_module_and_tells_its_version(shell: Shell):
     assert done.stdout.startswith("savedworker 0.")
 
 
-def test_a_worker_that_vanishes_from_the_store_ends_run_and_wait(shell: Shell):
+def test_a_worker_that_vanishes_from_the_store_ends_run_and_wait(shell: Shell, tmp_path: Path):
     process = shell.start("run", "--name", "w", "--", "sleep", "60")
     shell.until("w", running)
     waiter = shell.start("wait", "w", "--json")
-    time.sleep(1.5)
-    shutil.rmtree(shell.store / "workers" / "w")
+    threads = Path(f"/proc/{waiter.pid}/task")
+    while len(list(threads.iterdir())) < 2:  # it reconciles in others, once it has found the worker
+        assert waiter.poll() is None
+        time.sleep(0.05)
+    (shell.store / "workers" / "w").rename(tmp_path / "away")  # at once, while others write there
     for one in (process, waiter):
         out, err = one.communicate(timeout=20)
         assert (one.returncode, out) == (125, b""), err

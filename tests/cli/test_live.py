@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from savedworker.cli.live import render
 from savedworker.model.record import (
@@ -103,7 +104,7 @@ class Terminal:
                 self.screen.feed(data)
         return self.screen.text
 
-    def until(self, text: str, timeout: float = 20) -> str:
+    def until(self, text: str, timeout: float = 60) -> str:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if text in self.look(0.1):
@@ -117,10 +118,15 @@ class Terminal:
         return self.screen.text
 
 
+def waits_for(file: Path) -> str:
+    """A line of a Python program."""
+    return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(.05)"
+
+
 def test_the_view_shows_state_protection_and_events_below_the_workers_output_and_goes_away_at_the_end(
-    shell: Shell,
+    shell: Shell, tmp_path: Path
 ):
-    code = "import time\nfor i in range(35): print('line', i, flush=True); time.sleep(.1)"
+    code = f"import time\nfor i in range(35): print('line', i, flush=True); time.sleep(.05)\n{waits_for(tmp_path / 'end')}"
     terminal = Terminal(shell, "run", "--name", "w", "--", sys.executable, "-c", code)
     seen = terminal.until("protected  yes").splitlines()
     title = next(
@@ -129,8 +135,9 @@ def test_the_view_shows_state_protection_and_events_below_the_workers_output_and
     assert any(line.startswith("line ") for line in seen[:title]) or title == 1
     assert not any(line.startswith("line ") for line in seen[title:])
     shell("preempt", "w", "--notice", "20")
-    seen_after = terminal.until("running on host-2  incarnation 2")
-    assert "1 migration" in seen_after
+    seen_after = terminal.until("1 migration")  # below the title, and drawn after it
+    assert "running on host-2  incarnation 2" in seen_after
+    (tmp_path / "end").touch()
     end = terminal.to_the_end().splitlines()
     assert end[0] == "savedworker: worker w"
     assert [line for line in end if line.startswith("line")] == [f"line {i}" for i in range(35)]
@@ -139,27 +146,32 @@ def test_the_view_shows_state_protection_and_events_below_the_workers_output_and
     assert terminal.process.returncode == 0
 
 
-def test_an_unfinished_line_moves_in_the_view_and_comes_out_whole(shell: Shell):
+def test_an_unfinished_line_moves_in_the_view_and_comes_out_whole(shell: Shell, tmp_path: Path):
     code = (
         "import sys, time\n"
         "for i in range(20): print(f'\\r{i}/20', end='', file=sys.stderr, flush=True); time.sleep(.1)\n"
+        f"{waits_for(tmp_path / 'end')}\n"
         "print(' finished', file=sys.stderr)\nprint('the end', end='')"
     )
     terminal = Terminal(shell, "run", "--name", "w", "--", sys.executable, "-c", code)
     terminal.until("/20\n── w")
+    (tmp_path / "end").touch()
     lines = terminal.to_the_end().splitlines()
     assert "19/20 finished" in lines
     assert "the end" in lines
     assert lines[-1].startswith("savedworker: w succeeded")
 
 
-def test_with_stdout_in_a_pipe_the_view_is_on_the_terminal_and_the_pipe_is_clean(shell: Shell):
+def test_with_stdout_in_a_pipe_the_view_is_on_the_terminal_and_the_pipe_is_clean(
+    shell: Shell, tmp_path: Path
+):
     read, write = os.pipe()
-    terminal = Terminal(
-        shell, "run", "--name", "w", "--", "sh", "-c", "sleep 1; printf 'a\\nb'", stdout=write
-    )
+    end = tmp_path / "end"
+    words = ["sh", "-c", f"until [ -e {end} ]; do sleep .05; done; printf 'a\\nb'"]
+    terminal = Terminal(shell, "run", "--name", "w", "--", *words, stdout=write)
     os.close(write)
     terminal.until("── w  running")
+    end.touch()
     terminal.to_the_end()
     assert os.read(read, 1000) == b"a\nb"
     assert os.read(read, 1000) == b""
@@ -188,9 +200,12 @@ def test_a_terminal_that_can_show_nothing_gets_plain_lines(shell: Shell):
     assert lines[:2] == ["savedworker: worker w", "savedworker: protected"]
 
 
-def test_a_narrow_terminal_cuts_lines_and_none_wraps(shell: Shell):
-    terminal = Terminal(shell, "run", "--name", "w", "--", "sleep", "1", rows=6, columns=44)
+def test_a_narrow_terminal_cuts_lines_and_none_wraps(shell: Shell, tmp_path: Path):
+    end = tmp_path / "end"
+    words = ["sh", "-c", f"until [ -e {end} ]; do sleep .05; done"]
+    terminal = Terminal(shell, "run", "--name", "w", "--", *words, rows=6, columns=44)
     shown = terminal.until("── w  running")
+    end.touch()
     assert len(shown.splitlines()) <= 6
     # Our closing line is one line of text and may wrap like any other; the view may not.
     terminal.screen.columns = 10_000

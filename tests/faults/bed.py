@@ -26,6 +26,8 @@ TERM = 4.0
 """Lease term in seconds: short, so that schedules are."""
 INTERVAL = 1.5
 SAMPLE_EVERY = 0.03
+FREE = float("inf")
+"""For ``tracker.hold_at``: no step is held."""
 
 
 class Bed(World):
@@ -43,6 +45,7 @@ class Bed(World):
         self.latest: WorkerRecord | None = None
         self.hosts: dict[str, HostInfo] = {}
         self.usage: dict[str, list[tuple[float, float]]] = {}
+        """Of each launch: the CPU seconds of its worker, and by the monotonic clock when they were last seen to be no more."""
         self.notes: list[str] = []
         self.stray = ""
         self.proxy: Proxy | None = None
@@ -72,7 +75,7 @@ class Bed(World):
         self._watch.start()
         return self.worker
 
-    def finish(self, seconds: float = 90.0) -> WorkerRecord:
+    def finish(self, seconds: float = 180.0) -> WorkerRecord:
         """Wait until the worker has ended and nothing of it runs."""
         return self.until_settled(self.worker, seconds)
 
@@ -105,6 +108,10 @@ class Bed(World):
 
     def was_hit(self, point: str) -> bool:
         return (self.crashes / f"{point}.hit").exists()
+
+    def let_go(self, point: str) -> None:
+        """End the hang of the thread that was hit there."""
+        (self.crashes / f"{point}.hit").unlink()
 
     def disarm(self) -> None:
         for file in self.crashes.iterdir():
@@ -154,13 +161,11 @@ class Bed(World):
     def _reconcile(self) -> None:
         while not self._stop.wait(0.2):
             for worker in list(self.workers):
-                try:
+                with self._round, contextlib.suppress(SavedWorkerError):
                     if worker in self._paused:
                         self.latest = self.record(worker)
                     else:
                         self.latest = self.client.reconcile(worker)
-                except SavedWorkerError:
-                    continue
 
     def _sample(self) -> None:
         """Cumulative CPU seconds of every worker's cgroup, again and again."""
@@ -171,10 +176,13 @@ class Bed(World):
                     self.find(launch.id)
                 host = self.hosts.get(launch.id)
                 if host is not None:
+                    at = time.monotonic()
                     used = Cgroup(f"{host.cgroup}/worker").cpu_seconds()
                     samples = self.usage.setdefault(launch.id, [])
-                    if used and (not samples or samples[-1][1] != used):
-                        samples.append((time.monotonic(), used))
+                    if samples and samples[-1][1] == used:
+                        samples.pop()
+                    if used:
+                        samples.append((at, used))
             time.sleep(SAMPLE_EVERY)
 
 

@@ -37,7 +37,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.schedule import Schedule, draw
 from tests.runtime.world import BRIDGE
 
-ATTEMPT = 100.0
+ATTEMPT = 200.0
 """Seconds that a schedule may take after its last fault."""
 
 

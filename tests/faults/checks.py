@@ -189,9 +189,9 @@ def usage(bed: Bed, record: WorkerRecord) -> list[str]:
         if not later or not samples:
             continue
         began = min(later)
-        before = [used for at, used in samples if at <= began]
-        grown = samples[-1][1] - (before[-1] if before else 0.0)
-        if samples[-1][0] > began and grown > EXIT_COST:
+        after = [used for at, used in samples if at >= began]
+        grown = after[-1] - after[0] if after else 0.0
+        if grown > EXIT_COST:
             found.append(
                 f"incarnation {old.number} used {grown:.3f} s of CPU after a later one had posted its first step"
             )

@@ -331,7 +331,7 @@ def agent_stuck_when_not_wanted(bed: Bed, _: str) -> None:
     _running(bed)
     bed.arm("agent.left", "stop")
     stray_launch(bed, "known")
-    bed.wait(lambda: bed.was_hit("agent.left"), 10)
+    bed.wait(lambda: bed.was_hit("agent.left"), 60)
 
 
 @fault
@@ -395,10 +395,10 @@ def controller_killed(bed: Bed, word: str) -> None:
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as other,
     ):
         try:
-            bed.wait(lambda: said.stat().st_size or other.poll() is not None, 30)
+            bed.wait(lambda: said.stat().st_size or other.poll() is not None, 90)
             bed.arm(point, action)
             _preempt(bed, host, 12 if "terminate" in point else None)
-            bed.wait(lambda: bed.was_hit(point) or other.poll() is not None, 20)
+            bed.wait(lambda: bed.was_hit(point) or other.poll() is not None, 60)
         finally:
             time.sleep(0.3)
             other.kill()

@@ -12,7 +12,7 @@ import pytest
 from savedworker.model import events as ev
 from savedworker.model.decisions import settled
 from tests.controller.conftest import World as ControllerWorld
-from tests.faults.bed import Bed
+from tests.faults.bed import FREE, Bed
 from tests.faults.checks import attribute, counts, identity, leftovers, order, output, usage
 
 DAY = 24 * 3600.0
@@ -38,6 +38,7 @@ def test_an_agents_clock_that_leaps_by_a_day_changes_nothing(
     bed: Bed, clock: Callable[[float], None], leap: float
 ) -> None:
     """While it runs, before a notice with a deadline in absolute time, and before a loss without one."""
+    bed.tracker.hold_at(300)
     worker = bed.begin(steps=330)
     assert bed.wait(lambda: bed.record(worker).checkpoints and bed.tracker.last > 20, 40)
     clock(leap)
@@ -55,6 +56,7 @@ def test_an_agents_clock_that_leaps_by_a_day_changes_nothing(
     assert bed.wait(lambda: bed.tracker.last > moved + 50, 30)
     bed.preempt(worker, None)
     clock(0)
+    bed.tracker.hold_at(FREE)
     record = bed.finish()
     found = attribute(bed, record) + identity(bed, record) + output(bed) + counts(bed, record)
     assert found + order(bed) + usage(bed, record) + leftovers(bed) == [], bed.story(worker)

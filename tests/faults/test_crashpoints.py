@@ -73,6 +73,24 @@ os._exit(0)
     assert run(f"{POINT}=hang:60", program).stdout == "alive\n"
 
 
+def test_a_hang_that_a_file_armed_ends_when_it_is_let_go(folder: Path) -> None:
+    (folder / POINT).write_text("=hang:600")
+    program = f"""
+import threading
+hung = threading.Thread(target=crash_point, args=({POINT!r},), daemon=True)
+hung.start()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+hung.join(0.2)
+print(hung.is_alive(), flush=True)
+os.unlink(sys.argv[1])
+hung.join(30)
+print(hung.is_alive(), flush=True)
+os._exit(0)
+"""
+    assert run(str(folder), program, str(folder / f"{POINT}.hit")).stdout.split() == ["True", "False"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "seen").mkdir()

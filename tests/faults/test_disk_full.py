@@ -10,8 +10,9 @@ import pytest
 
 from savedworker.model.errors import SavedWorkerError
 from savedworker.model.record import State
-from tests.faults.bed import Bed
+from tests.faults.bed import FREE, Bed
 from tests.faults.checks import complaints
+from tests.runtime.conftest import gone
 
 SIZE = 300 << 20
 LEFT = 256 << 10
@@ -30,6 +31,7 @@ def small_disk(bed: Bed) -> Iterator[Path]:
     subprocess.run(["mount", "-o", "loop", image, hosts], check=True)
     yield hosts
     bed.close()
+    gone(str(hosts), besides=f" {hosts} ")
     subprocess.run(["umount", hosts], check=True)
 
 
@@ -54,27 +56,30 @@ class Ballast:
 @pytest.mark.criu
 def test_a_disk_that_fills_up_during_a_checkpoint_harms_nothing(bed: Bed, small_disk: Path) -> None:
     ballast = Ballast(small_disk)
+    bed.tracker.hold_at(60)
     worker = bed.begin(steps=250, interval=None)
     assert bed.wait(lambda: bed.tracker.last >= 10, 40)
     good = bed.checkpoint(worker)
-    bed.arm("checkpoint.dump.before", "hang:2")
+    bed.arm("checkpoint.dump.before", "hang:60")
     asked = bed.client.request_checkpoint(worker)
     assert bed.wait(lambda: bed.was_hit("checkpoint.dump.before"), 20)
     ballast.fill()
+    bed.let_go("checkpoint.dump.before")
     record = bed.until(worker, lambda r: r.checkpoint_answered >= asked, "answer")
     assert [c.number for c in record.checkpoints] == [good]
     assert "space" in record.recent[-1].detail.lower() or any(
         "space" in e.detail.lower() for e in record.recent
     ), bed.story(worker)
-    seen = len(bed.tracker.seen)
-    assert bed.wait(lambda: len(bed.tracker.seen) > seen + 5, 10), "the worker does not run on"
+    bed.tracker.hold_at(150)
+    assert bed.wait(lambda: bed.tracker.last > 65, 20), "the worker does not run on"
     with pytest.raises(SavedWorkerError, match="free"):
         bed.checkpoint(worker)  # now it is known beforehand
     assert not bed.until(worker, lambda r: r.state is State.RUNNING, "run").protected
     ballast.remove()
     assert bed.checkpoint(worker) != good
-    bed.until(worker, lambda r: r.protected, "be protected again", 15)
+    bed.until(worker, lambda r: r.protected, "be protected again", 60)
     bed.preempt(worker, 15)
+    bed.tracker.hold_at(FREE)
     record = bed.finish()
     assert set(complaints(bed, record)) <= {f"mount {small_disk}"}
     assert record.migrations == 1

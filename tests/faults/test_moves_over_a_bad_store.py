@@ -19,13 +19,13 @@ import pytest
 from savedworker.model import events as ev
 from savedworker.model.record import State, WorkerRecord
 from savedworker.store.worker import WorkerStore
-from tests.faults.bed import TERM, Bed, environment
+from tests.faults.bed import FREE, TERM, Bed, environment
 from tests.faults.checks import complaints
 from tests.faults.proxy import Proxy, Rule, Trouble
 from tests.faults.s3 import BUCKET, SETTINGS, moto
 from tests.runtime.world import BRIDGE
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
 RUNS = (State.RUNNING, State.CHECKPOINTING)
 STAGES = {
@@ -67,6 +67,7 @@ def saved_twice(behind: tuple[str, int]) -> Iterator[Bed]:
             bed = Bed(folder, seed=23, store=f"s3://{BUCKET}/{folder.name}")
             bed.proxy = proxy
             try:
+                bed.tracker.hold_at(100)
                 worker = bed.begin(steps=120, interval=1.0)
                 bed.until(
                     worker, lambda r: len(r.checkpoints) == 2 and r.state is State.RUNNING, "be saved twice"
@@ -90,9 +91,11 @@ def move(bed: Bed, rule: Rule, lasts: float = 0.0) -> WorkerRecord:
         assert bed.wait(lambda: rule.hits, 40), f"nothing of the kind was asked\n{bed.story(bed.worker)}"
         time.sleep(lasts)  # the trouble's own length
         rule.times = 0
-    return bed.until(
+    record = bed.until(
         bed.worker, lambda r: r.state.terminal or (r.moves >= 1 and r.state in RUNS), "run on elsewhere", 90
     )
+    bed.tracker.hold_at(FREE)
+    return record
 
 
 def is_right(bed: Bed, rule: Rule) -> None:
@@ -236,7 +239,7 @@ def test_a_worker_that_runs_goes_on_although_nobody_may_say_so(behind: tuple[str
         before = bed.holder()
         assert before is not None
         assert bed.proxy is not None
-        bed.arm("agent.restored.before", "hang:3")
+        bed.arm("agent.restored.before", "hang:100")
         bed.client.preempt(bed.worker, 20.0)
         assert bed.wait(lambda: bed.was_hit("agent.restored.before"), 60), bed.story(bed.worker)
         host = bed.holder()
@@ -245,6 +248,7 @@ def test_a_worker_that_runs_goes_on_although_nobody_may_say_so(behind: tuple[str
         rule = bed.proxy.add(
             Rule("denied", path=r"/record\.json", times=1000, spared=frozenset({BRIDGE, before.address}))
         )
+        bed.let_go("agent.restored.before")
 
         def restarted() -> bool:
             now = bed.find(host.launch)
@@ -252,6 +256,7 @@ def test_a_worker_that_runs_goes_on_although_nobody_may_say_so(behind: tuple[str
 
         assert bed.wait(restarted, 60), bed.story(bed.worker)
         rule.times = 0
+        bed.tracker.hold_at(FREE)
         is_right(bed, rule)
         record = bed.record(bed.worker)
         assert (len(record.incarnations), record.migrations, record.cold_starts) == (2, 1, 0)

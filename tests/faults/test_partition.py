@@ -12,8 +12,8 @@ import pytest
 from savedworker.checkpoint.cgroups import Cgroup
 from savedworker.model.record import State
 from tests.faults import faults
-from tests.faults.bed import TERM, Bed, environment
-from tests.faults.checks import complaints
+from tests.faults.bed import FREE, TERM, Bed, environment
+from tests.faults.checks import EXIT_COST, complaints
 from tests.faults.s3 import object_store
 
 pytestmark = pytest.mark.criu
@@ -36,6 +36,7 @@ def bed() -> Iterator[Bed]:
 
 def test_a_host_that_is_cut_off_stops_its_worker_before_another_one_runs_it(bed: Bed) -> None:
     """Frozen at the term by the shim alone, taken over after it, killed a term later: no step is done by two at a time."""
+    bed.tracker.hold_at(200)
     worker = bed.begin(steps=300)
     assert bed.wait(lambda: bed.record(worker).checkpoints and bed.tracker.last > 30, 40)
     host = bed.holder()
@@ -43,8 +44,12 @@ def test_a_host_that_is_cut_off_stops_its_worker_before_another_one_runs_it(bed:
     group = Cgroup(f"{host.cgroup}/worker")
     faults.link(host, "down")
     cut = time.monotonic()
-    bed.wait(group.frozen, TERM + 2)
-    assert time.monotonic() - cut < TERM + 0.5, "the shim did not freeze the worker at its deadline"
+    while True:
+        looked = time.monotonic()
+        if group.frozen():
+            break
+        assert looked - cut < TERM + 0.5, "the shim did not freeze the worker at its deadline"
+        time.sleep(0.02)
     used = group.cpu_seconds()
     record = bed.until(
         worker, lambda r: len(r.incarnations) == 2 and r.state is State.RUNNING, "run elsewhere"
@@ -53,8 +58,8 @@ def test_a_host_that_is_cut_off_stops_its_worker_before_another_one_runs_it(bed:
     ledger = (bed.folder / "ledger/ledger").read_text().splitlines()
     first = next(i for i, line in enumerate(ledger) if line.split()[2] == "2")
     assert {line.split()[2] for line in ledger[:first]} == {"1"}
-    if group.pids():
-        assert group.cpu_seconds() == used
+    assert group.cpu_seconds() - used < EXIT_COST  # by now the shim may have killed it
+    bed.tracker.hold_at(FREE)
     record = bed.finish()
     assert complaints(bed, record) == []
     assert record.migrations == 1
@@ -62,6 +67,7 @@ def test_a_host_that_is_cut_off_stops_its_worker_before_another_one_runs_it(bed:
 
 def test_a_short_cut_costs_a_freeze_and_nothing_else(bed: Bed) -> None:
     """The network is back before anybody took over: the agent proves its lease, and the same process goes on."""
+    bed.tracker.hold_at(100)
     worker = bed.begin(steps=200, interval=None)
     assert bed.wait(lambda: bed.tracker.last > 20, 40)
     bed.pause_controller(worker)  # nobody else is launched
@@ -72,8 +78,9 @@ def test_a_short_cut_costs_a_freeze_and_nothing_else(bed: Bed) -> None:
     bed.wait(group.frozen, TERM + 2)
     assert group.frozen()
     faults.link(host, "up")
-    seen = len(bed.tracker.seen)
-    assert bed.wait(lambda: len(bed.tracker.seen) > seen + 5, 15), bed.story(worker)
+    bed.tracker.hold_at(FREE)
+    last = bed.tracker.last
+    assert bed.wait(lambda: bed.tracker.last > last + 5, 30), bed.story(worker)
     bed.resume_controller(worker)
     record = bed.finish()
     assert complaints(bed, record) == []

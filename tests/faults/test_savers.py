@@ -18,11 +18,11 @@ from savedworker.store.backend import Store, open_store
 from savedworker.store.chunks import ChunkStore
 from savedworker.store.worker import WorkerStore
 from tests.checkpoint.bench import Bench
+from tests.faults.conftest import TIMEOUT
 from tests.faults.proxy import Proxy, Rule, Trouble
 
 pytestmark = pytest.mark.criu
 
-TIMEOUT = 2.0
 HOLDS = """
 import hashlib, os, time
 data = bytearray(os.urandom(12 << 20))
@@ -86,7 +86,7 @@ def test_a_store_that_fails_at_any_stage_fails_the_checkpoint_alone(
     finally:
         proxy.clear()
     assert rule.hits
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert str(failed.value)
     assert documents.list_checkpoints() == before, "half a checkpoint is visible"
     with pytest.raises(NotFound):
@@ -101,7 +101,7 @@ def test_what_was_interrupted_is_saved_again_and_is_whole(running: Bench, store:
     documents.__dict__["chunks"] = running.chunks
     began = time.monotonic()
     manifest = save(running, documents)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert documents.load_manifest(manifest.number) == manifest
     running.restore()
     running.writes_on()

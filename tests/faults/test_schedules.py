@@ -20,6 +20,8 @@ from tests.faults.schedule import Schedule, Step
 
 SEEDS = (1, 2, 5, 9, 10, 12, 105, 2017)
 JOBS = 3
+pytestmark = pytest.mark.xdist_group("schedules")
+"""One process of the test run plays all of them; each further one that took some of these tests would play all of them again."""
 
 
 def case(*faults: tuple[str, str], expected: State = State.SUCCEEDED, length: int = 110) -> Schedule:

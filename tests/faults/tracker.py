@@ -33,6 +33,7 @@ class Tracker:
         self.proof: str | None = None
         self.file: list[str] = []
         self.connections = 0
+        self._limit: float = float("inf")
         self._changed = threading.Condition()
         self._server = _Server((BRIDGE, 0), _Handler)
         self._server.tracker = self
@@ -40,6 +41,7 @@ class Tracker:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
+        self.hold_at(float("inf"))
         self._server.shutdown()
         self._server.server_close()
 
@@ -48,12 +50,21 @@ class Tracker:
         """The step that arrived last; -1 before the first."""
         return self.seen[-1].step if self.seen else -1
 
+    def hold_at(self, step: float) -> None:
+        """From now on the workload gets no further than this step, however slowly the test goes on; it posts it again and again."""
+        with self._changed:
+            self._limit = step
+            self._changed.notify_all()
+
     def hear(self, host: str, words: list[str]) -> None:
         with self._changed:
             match words:
                 case ["step", step, digits, incarnation, nonce]:
                     now = time.time(), time.monotonic()
-                    self.seen.append(Seen(*now, host, int(step), digits, int(incarnation), nonce))
+                    number = int(step)
+                    self.seen.append(Seen(*now, host, number, digits, int(incarnation), nonce))
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: number <= self._limit)
                 case ["end", proof, content]:
                     self.proof = proof
                     self.file = bytes.fromhex(content).decode().splitlines()

@@ -27,7 +27,7 @@ def request_for(launch: str, avoid: tuple[str, ...] = (), store: str = "file:///
     return LaunchRequest(launch, "w", store, WorkerSpec(id="w", command=("true",)), avoid)
 
 
-def wait(condition: Callable[[], object], seconds: float = 15.0) -> bool:
+def wait(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     """Whether ``condition`` came true in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -107,7 +107,7 @@ def fleets() -> Iterator[Fleets]:
             except SavedWorkerError as error:
                 problems.append(str(error))
         for record, path in fleets.records():
-            end = time.monotonic() + 2
+            end = time.monotonic() + 15
             while (left := leftovers(record, path)) and time.monotonic() < end:
                 time.sleep(0.05)  # the daemon's own mount namespace goes with its last instruction
             problems += [f"{record.instance}: {what}" for what in left]

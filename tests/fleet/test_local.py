@@ -48,7 +48,7 @@ def in_netns(name: str, call: Callable[[], object]) -> None:
         call()
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(enter).result(30)
+        pool.submit(enter).result(120)
 
 
 def read(path: Path) -> str:
@@ -240,6 +240,7 @@ def test_the_metadata_of_a_host_gives_notices_that_the_ec2_monitor_understands(f
     host = fleet.host("a")
     seen: list[Notice] = []
     monitor = Ec2Monitor(poll=0.05)
+    asked: list[float] = []
 
     def watch() -> None:
         stop = threading.Event()
@@ -247,7 +248,9 @@ def test_the_metadata_of_a_host_gives_notices_that_the_ec2_monitor_understands(f
         def drill() -> None:
             fleet.rebalance("a")
             assert wait(lambda: len(seen) == 1)
+            asked.append(time.monotonic())
             fleet.preempt("a", 90)
+            asked.append(time.monotonic())
             assert wait(lambda: len(seen) == 2)
             fleet.withdraw("a")
             assert wait(lambda: len(seen) == 4)
@@ -259,7 +262,6 @@ def test_the_metadata_of_a_host_gives_notices_that_the_ec2_monitor_understands(f
             monitor.watch(stop, seen.append)
             drilled.result()
 
-    at = time.monotonic()
     in_netns(host.netns, watch)
     assert monitor.problem() is None
     assert [(n.kind, n.withdrawn) for n in seen] == [
@@ -268,7 +270,8 @@ def test_the_metadata_of_a_host_gives_notices_that_the_ec2_monitor_understands(f
         ("interruption", True),
         ("rebalance", True),
     ]
-    assert seen[1].deadline == pytest.approx(at + 91, abs=2)
+    assert seen[1].deadline is not None
+    assert asked[0] + 89 < seen[1].deadline < asked[1] + 92  # it is told in whole seconds
     time.sleep(0.2)
     assert fleet.describe(["a"])["a"].state == "running"
 
@@ -341,7 +344,7 @@ def swarm(fleets: Fleets, volume: Path) -> tuple[LocalFleet, HostInfo, list[Proc
 def assert_all_gone(host: HostInfo, processes: list[ProcessId], volume: Path) -> None:
     assert [p for p in processes if p.alive] == []
     daemon = ProcessId.of(host.daemon_pid)
-    assert daemon is None or wait(lambda: not daemon.alive, 5)
+    assert daemon is None or wait(lambda: not daemon.alive)
     assert leftovers(host, host.directory) == []
     assert not Path(f"/run/netns/sw-inner-{host.instance}").exists()
     assert (volume / "precious").read_text() == "mine"
@@ -364,10 +367,15 @@ def test_preempted_with_notice_everything_runs_until_the_deadline_and_nothing_af
     fleet, host, processes = swarm(fleets, tmp_path)
     at = time.monotonic()
     fleet.preempt("a", 1.5)
-    time.sleep(1.2)
-    assert all(p.alive for p in processes)
-    assert wait(lambda: fleet.describe(["a"])["a"].state == "ended")
-    assert 1.5 <= time.monotonic() - at < 4
+    while (looked := [p.alive for p in processes]) and time.monotonic() < at + 1.5:
+        assert all(looked)
+        time.sleep(0.02)
+    while True:
+        looked_at = time.monotonic()
+        if fleet.describe(["a"])["a"].state == "ended":
+            break
+        assert looked_at - at < 4
+        time.sleep(0.02)
     assert fleet.describe(["a"])["a"].detail == "preempted with 1.5s notice"
     fleet.terminate("a")  # waits until it is cleaned up
     assert_all_gone(host, processes, tmp_path)
@@ -500,7 +508,7 @@ def test_a_host_whose_agent_is_done_ends_itself(fleets: Fleets) -> None:
     assert wait(lambda: fleet.describe(["a"])["a"].state == "ended")
     assert fleet.describe(["a"])["a"].detail == "ended itself"
     [(record, path)] = fleets.records()
-    assert wait(lambda: leftovers(record, path) == [], 5)
+    assert wait(lambda: leftovers(record, path) == [])
 
 
 def test_an_agent_that_is_done_before_the_deadline_was_still_preempted(fleets: Fleets) -> None:
@@ -581,10 +589,17 @@ def test_a_tombstone_is_kept_for_a_day(fleets: Fleets) -> None:
     assert list((fleets.directory / "names").iterdir()) == []
 
 
-def test_every_hierarchy_is_looked_at() -> None:
+def test_every_hierarchy_is_looked_at_once_whatever_criu_has_mounted_for_a_moment(tmp_path: Path) -> None:
     mounted = {
         line.split()[4]
         for line in Path("/proc/self/mountinfo").read_text().splitlines()
-        if " - cgroup" in line
+        if " - cgroup" in line and line.split()[4].startswith("/sys/fs/cgroup")
     }
-    assert {str(h.mount) for h in hierarchies()} == mounted
+    known = hierarchies()
+    assert {str(h.mount) for h in known} == mounted
+    subprocess.run(["mount", "--bind", known[0].mount, tmp_path], check=True)
+    try:
+        assert f" {tmp_path} " in Path("/proc/self/mountinfo").read_text()
+        assert hierarchies() == known
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

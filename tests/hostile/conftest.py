@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import leftovers
+from tests.runtime.conftest import gone
 from tests.runtime.world import World
 
 ODD = """it's a "dir" `touch pwned`, x: *?;&|<>\\ $HOME ü"""
@@ -34,7 +34,7 @@ def odd_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World
         yield made
     finally:
         made.close()
-        assert leftovers(str(local)) == []
+        assert gone(str(local)) == []
         shutil.rmtree(local)
     assert not any(
         x.name == "pwned"

@@ -13,17 +13,26 @@ import pytest
 from savedworker.model.record import State
 from savedworker.model.spec import Volume
 from tests.hostile.conftest import ODD
+from tests.runtime.gate import PRELUDE, Gate
 from tests.runtime.world import World
 
 pytestmark = pytest.mark.criu
 
-TICKS = """
-import os, sys, time
+TICKS = (
+    PRELUDE
+    + """
 for step in range(80):
-    print("step", step, flush=True)
+    say("step", step)
     time.sleep(0.05)
+wait_for("end")
 print(os.getcwd() == sys.argv[1], os.environ["ODD"] == sys.argv[2], sorted(os.listdir(sys.argv[3])))
 """
+)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "gate")
 
 
 class Watcher:
@@ -67,7 +76,7 @@ def holding(words: list[bytes], files: list[Path]) -> list[Path]:
 
 
 def test_names_that_a_shell_would_act_on_are_names_and_a_worker_with_them_moves(
-    odd_world: World, tmp_path: Path
+    odd_world: World, gate: Gate, tmp_path: Path
 ) -> None:
     source = tmp_path / f"source {ODD}"
     source.mkdir()
@@ -82,10 +91,11 @@ def test_names_that_a_shell_would_act_on_are_names_and_a_worker_with_them_moves(
         id=f"odd-{os.getpid()}",
         env={"ODD": value, "A B": ODD},
         workdir=target,
-        volumes=(Volume(source=str(source), target=target),),
+        volumes=(Volume(source=str(source), target=target), gate.volume),
     )
     odd_world.until_output(worker, "step 5\n")
     odd_world.preempt(worker, notice=30)
+    gate.open("end")
     record = odd_world.until_settled(worker)
     assert record.state is State.SUCCEEDED, odd_world.story(worker)
     assert (record.migrations, record.cold_starts) == (1, 0), odd_world.story(worker)
@@ -94,13 +104,19 @@ def test_names_that_a_shell_would_act_on_are_names_and_a_worker_with_them_moves(
 
 
 def test_a_secret_in_the_environment_is_in_no_argument_log_event_record_or_report(
-    odd_world: World, tmp_path: Path
+    odd_world: World, gate: Gate
 ) -> None:
     secret = f"secret-{secrets.token_hex(12)}"
     words = [secret.encode(), b"the-key-of-the-submitter"]
     watcher = Watcher()
     worker = odd_world.python(
-        TICKS, "/", "odd", "/srv", id=f"secret-{os.getpid()}", env={"PASSWORD": secret, "ODD": "odd"}
+        TICKS,
+        "/",
+        "odd",
+        "/srv",
+        id=f"secret-{os.getpid()}",
+        env={"PASSWORD": secret, "ODD": "odd"},
+        volumes=(gate.volume,),
     )
     odd_world.until_output(worker, "step 5\n")
     state = Path(os.environ["SAVEDWORKER_LOCAL_DIR"])
@@ -120,6 +136,7 @@ def test_a_secret_in_the_environment_is_in_no_argument_log_event_record_or_repor
         assert not (agent / name).stat().st_mode & 0o077, name
     odd_world.checkpoint(worker)
     odd_world.preempt(worker, notice=30)
+    gate.open("end")
     record = odd_world.until_settled(worker)
     assert record.migrations == 1, odd_world.story(worker)
     argument_vectors = watcher.stop()
@@ -137,23 +154,28 @@ def test_a_secret_in_the_environment_is_in_no_argument_log_event_record_or_repor
 
 
 def test_a_worker_that_wrecks_its_own_runtime_folder_moves_and_its_failure_stays_a_failure(
-    odd_world: World,
+    odd_world: World, gate: Gate
 ) -> None:
-    program = """
-import os, shutil, sys, time
+    program = (
+        PRELUDE
+        + """
+import shutil
 shutil.rmtree("/.savedworker")
 os.symlink("/etc", "/.savedworker")
-for step in range(160):
-    print("step", step, flush=True)
+for step in range(40):
+    say("step", step)
     time.sleep(0.05)
+wait_for("end")
 os.unlink("/.savedworker")
 os.mkdir("/.savedworker")
 open("/.savedworker/status", "w").write("exit 0\\n")
 sys.exit(7)
 """
-    worker = odd_world.python(program, id=f"wreck-{os.getpid()}")
+    )
+    worker = odd_world.python(program, id=f"wreck-{os.getpid()}", volumes=(gate.volume,))
     odd_world.until_output(worker, "step 5\n")
     odd_world.preempt(worker, notice=30)
+    gate.open("end")
     record = odd_world.until_settled(worker)
     assert (record.state, record.exit_code) == (State.FAILED, 7), odd_world.story(worker)
     assert (record.migrations, record.cold_starts) == (1, 0), odd_world.story(worker)

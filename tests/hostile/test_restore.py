@@ -110,7 +110,7 @@ def test_nothing_that_a_worker_puts_on_its_volume_is_followed_or_opened(ground: 
         (note,) = ground.mend(cut(path))
         assert "cannot be opened here" in note
     os.close(reader)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert ground.precious.read_bytes() == PRECIOUS
 
 
@@ -140,7 +140,7 @@ def test_an_index_that_says_one_chunk_a_million_times_takes_no_memory(chunks: Ch
     started = time.monotonic()
     with pytest.raises(Corrupt):
         read_index(stored, chunks)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     with pytest.raises(Corrupt, match="claims"):
         read_index(StoredFile(name="layer", size=1 << 50, chunks=(key,)), chunks)
 
@@ -159,7 +159,7 @@ def test_an_image_that_says_one_chunk_a_million_times_does_not_fill_the_disk(
     started = time.monotonic()
     with pytest.raises(Corrupt, match="do not have the"):
         restoring._fetch_images(manifest, Fetching(chunks), tmp_path / "images")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert sum(x.stat().st_size for x in (tmp_path / "images").iterdir()) <= 1 << 20
 
 
@@ -225,7 +225,7 @@ def test_no_file_that_a_fingerprint_names_is_waited_for_or_read_without_end(tmp_
         )
         == {}
     )
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 # The folder /.savedworker, where the worker's root may have done anything
@@ -255,7 +255,7 @@ class Layer:
         started = time.monotonic()
         add_migration(self.rootfs, "1-1", AT, AT)
         tell_incarnation(self.rootfs, 2)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
 
     def unharmed(self) -> bool:
         return {x.name: x.read_bytes() for x in self.victim.iterdir()} == dict.fromkeys(
@@ -476,4 +476,4 @@ def test_a_user_table_that_is_no_file_is_not_waited_for(tmp_path: Path, what: st
     started = time.monotonic()
     with pytest.raises(SavedWorkerError):
         images.find_user(tmp_path, "u")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30

@@ -68,10 +68,12 @@ def test_an_interruption_is_one_notice_with_the_deadline_on_the_monotonic_clock(
     url: str, metadata: Metadata
 ) -> None:
     monitor = Ec2Monitor(url)
-    expected = time.monotonic() + metadata.interrupt(120)
+    before = time.monotonic()
+    seconds = metadata.interrupt(120)
     [notice] = [*monitor.look(), *monitor.look(), *monitor.look()]
     assert (notice.source, notice.kind, notice.withdrawn) == ("ec2", "interruption", False)
-    assert notice.deadline == pytest.approx(expected, abs=0.2)
+    assert notice.deadline is not None
+    assert before - 0.2 < notice.deadline - seconds < time.monotonic() + 0.2
 
 
 def test_a_notice_has_the_same_id_for_another_monitor_of_the_same_instance_and_another_one_elsewhere(
@@ -90,8 +92,10 @@ def test_a_notice_has_the_same_id_for_another_monitor_of_the_same_instance_and_a
 
 def test_a_deadline_that_has_passed_is_now(url: str, metadata: Metadata) -> None:
     metadata.interrupt(-500)
+    before = time.monotonic()
     [notice] = Ec2Monitor(url).look()
-    assert notice.deadline == pytest.approx(time.monotonic(), abs=0.2)
+    assert notice.deadline is not None
+    assert before - 0.2 < notice.deadline < time.monotonic() + 0.2
 
 
 def test_a_rebalance_has_no_deadline_and_can_stand_beside_an_interruption(
@@ -139,7 +143,7 @@ def test_an_ended_session_is_replaced_without_missing_anything(url: str, metadat
 
 def test_a_service_that_goes_away_is_a_problem_and_not_a_withdrawal(metadata: Metadata) -> None:
     server = MetadataServer(metadata, ("127.0.0.1", 0))
-    monitor = Ec2Monitor(f"http://127.0.0.1:{server.port}", timeout=0.3)
+    monitor = Ec2Monitor(f"http://127.0.0.1:{server.port}")
     metadata.interrupt(120)
     assert len(list(monitor.look())) == 1
     server.close()
@@ -154,11 +158,11 @@ def test_watch_ends_when_told_and_emits_from_its_thread(url: str, metadata: Meta
     thread = threading.Thread(target=monitor.watch, args=(stop, seen.append))
     thread.start()
     metadata.interrupt(60)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not seen and time.monotonic() < end:
         time.sleep(0.01)
     stop.set()
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
     assert [n.kind for n in seen] == ["interruption"]
 
@@ -172,28 +176,34 @@ def test_a_service_that_is_not_there_cannot_be_reached() -> None:
 
 
 def test_a_token_that_does_not_arrive_is_told_from_a_service_that_is_not_there() -> None:
+    over = threading.Event()
+
     def answer(method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         if method == "PUT":
-            time.sleep(1)
+            over.wait(60)
         return 401, ""
 
     with service(answer) as url:
-        monitor = Ec2Monitor(url, timeout=0.2)
+        monitor = Ec2Monitor(url, timeout=1.0)
         assert list(monitor.look()) == []
+        over.set()
         assert "hop limit" in (monitor.problem() or "")
 
 
 def test_a_token_that_does_not_arrive_does_no_harm_where_none_is_needed() -> None:
+    over = threading.Event()
+
     def answer(method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         if method == "PUT":
-            time.sleep(1)
+            over.wait(60)
         if path.endswith("instance-action"):
             return 200, '{"action": "stop", "time": "2090-01-01T00:00:00Z"}'
         return (200, "i-1") if path.endswith("instance-id") else (404, "")
 
     with service(answer) as url:
-        monitor = Ec2Monitor(url, timeout=0.2)
+        monitor = Ec2Monitor(url, timeout=1.0)
         [notice] = monitor.look()
+        over.set()
         assert notice.detail == "stop at 2090-01-01T00:00:00Z"
         assert monitor.problem() is None
 

@@ -32,11 +32,11 @@ def watching(monitor: SigtermMonitor) -> Iterator[list[Notice]]:
         yield seen
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(60)
     assert not thread.is_alive()
 
 
-def wait(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+def wait(condition: Callable[[], object], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -52,9 +52,11 @@ def test_a_sigterm_of_unknown_cause_is_a_notice_with_the_grace() -> None:
         at = time.monotonic()
         os.kill(os.getpid(), signal.SIGTERM)
         assert wait(lambda: seen)
+        heard = time.monotonic()
     [notice] = seen
     assert (notice.source, notice.kind, notice.withdrawn) == ("sigterm", "interruption", False)
-    assert notice.deadline == pytest.approx(at + 30.0, abs=0.2)
+    assert notice.deadline is not None
+    assert at + 30.0 <= notice.deadline <= heard + 30.0
 
 
 def test_a_second_sigterm_is_the_same_notice() -> None:
@@ -99,17 +101,17 @@ def test_a_cause_that_is_slow_to_come_does_not_eat_the_grace_and_withdraws_the_n
     answer = threading.Event()
 
     def confirm() -> str | None:
-        answer.wait(10)
+        answer.wait(60)
         return "cancelled"
 
     ends: list[str] = []
-    monitor = SigtermMonitor(1.0, confirm, ends.append)
+    monitor = SigtermMonitor(10.0, confirm, ends.append)
     monitor.install()
     with watching(monitor) as seen:
         at = time.monotonic()
         os.kill(os.getpid(), signal.SIGTERM)
         assert wait(lambda: seen)
-        assert time.monotonic() - at < 0.8
+        assert time.monotonic() - at < 8.0
         answer.set()
         assert wait(lambda: ends)
     assert [(n.id, n.withdrawn) for n in seen] == [(seen[0].id, False), (seen[0].id, True)]

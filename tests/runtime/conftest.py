@@ -6,8 +6,9 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -37,10 +38,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str | None
             yield made
         finally:
             made.close()
-        until = time.monotonic() + 10  # a host's daemon is the last of it to end, a moment after it says so
-        while (left := leftovers(local)) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert left == []
+        assert gone(local) == []
 
 
 @pytest.fixture
@@ -51,20 +49,42 @@ def counter() -> Iterator[Counter]:
     made.close()
 
 
+class Pace(Protocol):
+    """Sets how many seconds each chunk takes to the store, and each one from there and each container to be made (see slow_store)."""
+
+    def __call__(self, to: float, back: float | None = None) -> None: ...
+
+
+HELD = 100.0
+"""A pace at which nothing goes on until the test sets another one."""
+
+
 @pytest.fixture
-def pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets how many seconds each chunk takes to and from the store, and each container to be made (see slow_store)."""
+def pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pace:
     file = tmp_path / "pace"
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).with_name('slow_store')}:{before}".rstrip(":"))
     monkeypatch.setenv("SAVEDWORKER_TEST_PACE", str(file))
 
-    def set_pace(seconds: float) -> None:
+    def set_pace(to: float, back: float | None = None) -> None:
         scratch = file.with_suffix(".new")
-        scratch.write_text(str(seconds))
+        scratch.write_text(f"{to} {to if back is None else back}")
         scratch.rename(file)
 
     return set_pace
+
+
+def gone(folder: str, besides: str = "") -> list[str]:
+    """Wait until nothing of the hosts below ``folder`` is left; what is, if it does not go. Lines with ``besides`` do not count.
+
+    A host's daemon is the last of it to end, a moment after it says so.
+    """
+    until = time.monotonic() + 30
+    while True:
+        left = [x for x in leftovers(folder) if not besides or besides not in x]
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
 
 
 def leftovers(folder: str) -> list[str]:

@@ -11,18 +11,22 @@ from savedworker.model import defaults
 from savedworker.model.record import Reason, State
 from savedworker.model.spec import CheckpointPolicy
 from tests.runtime.counter import Counter
+from tests.runtime.gate import PRELUDE, Gate
 from tests.runtime.stories import Program, steps_are_once
 from tests.runtime.world import BRIDGE, World
 
 NOTICE = 25.0
 
-TICKS = """
-import sys, time
-for i in range(int(sys.argv[1])):
-    print(i, flush=True)
-    time.sleep(0.05)
-sys.exit(int(sys.argv[2]))
+TICKS = (
+    PRELUDE
+    + """
+for i in range(60):
+    say(i)
+    time.sleep(0.02)
+wait_for("end")
+sys.exit(1)
 """
+)
 
 ENDS_AFTER_EVERY_RESTORE = f"""
 import socket, sys, time
@@ -43,13 +47,15 @@ def moves(world: World, worker: str) -> list[str | None]:
 
 
 def test_preemptions_and_the_users_own_error_have_budgets_of_their_own(
-    world: World, counter: Counter
+    world: World, counter: Counter, tmp_path: Path
 ) -> None:
     """C12. An engine with retries=1: try 1 is preempted and then fails by itself, try 2 is preempted and succeeds."""
     counter.hold_at(25)
-    first = world.python(TICKS, "60", "1", max_migrations=1)
+    gate = Gate(tmp_path / "gate")
+    first = world.python(TICKS, volumes=(gate.volume,), max_migrations=1)
     world.until_output(first, "\n10\n")
     world.preempt(first, NOTICE)
+    gate.open("end")
     record = world.until_settled(first)
     assert (record.state, record.reason, record.exit_code) == (State.FAILED, Reason.EXIT, 1), world.story(
         first

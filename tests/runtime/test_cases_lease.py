@@ -79,7 +79,7 @@ def test_a_short_standstill_of_the_agent_is_survived_in_place(world: World, coun
         assert time.monotonic() < until, "the shim did not freeze the worker at its deadline"
         time.sleep(0.02)
     os.kill(host.agent_pid, signal.SIGCONT)
-    counter.until_arrivals(len(counter.arrivals) + 5, seconds=10)
+    counter.until_arrivals(len(counter.arrivals) + 5, seconds=60)
     world.resume_controller(worker)
     record = is_the_same_process(world, worker, counter, program, moves=0)
     assert len(record.incarnations) == 1

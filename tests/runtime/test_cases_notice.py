@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 
 from savedworker.checkpoint.cgroups import Cgroup
-from savedworker.fleet.local import LocalFleet
+from savedworker.fleet.local import HostInfo, LocalFleet
 from savedworker.model import defaults
 from savedworker.model.decisions import lease_wait
 from savedworker.model.record import State
 from savedworker.model.spec import PlacementPolicy
 from savedworker.notice import drill
+from tests.runtime.conftest import HELD, Pace
 from tests.runtime.counter import Counter
 from tests.runtime.peer import IP_FREEBIND
 from tests.runtime.stories import Program, held, is_the_same_process, split, steps_are_once
 from tests.runtime.test_cases_owner import catch
 from tests.runtime.world import BRIDGE, World
+from tests.timing import Lateness
 
 NOTICE = 25.0
 INTERVAL = 2.0
 HEARTBEAT_LIMIT = lease_wait(defaults.LEASE_TERM_LOCAL)
 """How long a lease has to be silent before anybody acts on it: the controller first, then the agent that takes it."""
-BOOT = 10.0
+PAUSE = 0.2
+"""Between two steps of a program that works: many times what it needs."""
+BOOT = 30.0
 """For a host to boot and a small worker to be restored, on a machine that has other things to do."""
 A_FEW_MILLISECONDS = 0.05
-"""With what it takes until a request is seen by the test, on a busy machine."""
-
-
-def committed(world: World, worker: str, number: int) -> None:
-    world.until(
-        worker, lambda r: len(committed_events(world, worker)) >= number, f"commit {number} checkpoints"
-    )
+"""With what it takes until a request is seen by the test; what a busy machine adds to that is measured."""
 
 
 def saved_at_work(world: World, worker: str, counter: Counter) -> None:
@@ -49,8 +47,9 @@ def saved_at_work(world: World, worker: str, counter: Counter) -> None:
     world.until(worker, lambda r: any(c.frozen_at > first for c in r.checkpoints), "commit a checkpoint")
 
 
-def committed_events(world: World, worker: str) -> list[str]:
-    return [e.event for e in world.report(worker).timeline if e.event == "checkpoint_committed"]
+def withdrawal_is_known(host: HostInfo) -> bool:
+    """Whether the agent has heard of it. What it is about to store it stores all the same."""
+    return "withdrawn=True" in (host.directory / "daemon.log").read_text(errors="replace")
 
 
 def lost_at(world: World, worker: str) -> datetime:
@@ -71,7 +70,9 @@ def went_back_at_most_one_interval(world: World, worker: str, counter: Counter) 
         (e.seconds or 0.0 for e in world.report(worker).timeline if e.event == "checkpoint_committed"),
         default=0,
     )
-    assert (before[-1].at - before[0].at).total_seconds() < INTERVAL + 2 * took + 1.0
+    # While a machine stands still nothing is done that could be done again: pauses between two steps count up to a limit.
+    pauses = [(b.at - a.at).total_seconds() for a, b in itertools.pairwise(before)]
+    assert sum(min(pause, PAUSE) for pause in pauses) < INTERVAL + 2 * took + 1.0
 
 
 def test_a_host_that_is_gone_without_a_word_costs_at_most_one_interval(
@@ -102,7 +103,8 @@ def test_agent_shim_and_worker_killed_on_a_living_host_cost_at_most_one_interval
     killed = datetime.now(UTC)
     for pid in Cgroup(host.cgroup).pids():
         if pid != host.daemon_pid:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # gone with one of those before
+                os.kill(pid, signal.SIGKILL)
     world.until(worker, lambda r: r.migrations == 1, "move")
     assert (lost_at(world, worker) - killed).total_seconds() < HEARTBEAT_LIMIT + 3
     is_the_same_process(world, worker, counter, program, moves=1)
@@ -120,7 +122,7 @@ def test_a_machine_that_stands_still_is_declared_lost_by_its_lease_alone(
     """
     program = Program("random_walk.py", 400)
     worker = program.submit(world, counter, interval=INTERVAL)
-    committed(world, worker, 1)
+    saved_at_work(world, worker, counter)
     limit = counter.steps[-1] + 20
     counter.hold_at(limit)
     counter.until(limit)
@@ -132,16 +134,20 @@ def test_a_machine_that_stands_still_is_declared_lost_by_its_lease_alone(
     record = world.until(worker, lambda r: r.migrations == 1, "move")
     moved = record.incarnations[1].started_at
     assert moved is not None
-    assert (moved - stopped).total_seconds() < 2 * HEARTBEAT_LIMIT + BOOT
+    # Both wait for as long as the lease says; what the machine takes for the rest is its own.
+    assert (record.launches[1].requested_at - stopped).total_seconds() < HEARTBEAT_LIMIT + 3
+    assert (moved - record.launches[1].requested_at).total_seconds() < HEARTBEAT_LIMIT + BOOT
     old = Cgroup(f"{host.cgroup}/worker")
     world.until(worker, lambda _: counter.steps.count(limit) == 2, "come as far as the old one had")
     seen, used = len(counter.arrivals), old.cpu_seconds()
-    thawed = datetime.now(UTC)
-    Cgroup(host.cgroup).thaw()
-    world.until(worker, lambda _: not old.pids(), "end on the old host", 2 * defaults.LEASE_TERM_LOCAL)
+    with Lateness() as here:
+        thawed = datetime.now(UTC)
+        Cgroup(host.cgroup).thaw()
+        world.until(worker, lambda _: not old.pids(), "end on the old host", 2 * defaults.LEASE_TERM_LOCAL)
     late = counter.discard(seen)
     assert len(late) <= 2, "the old worker went on"
-    assert all((arrival.at - thawed).total_seconds() < A_FEW_MILLISECONDS for arrival in late)
+    least = [(arrival.at - thawed).total_seconds() - here.most for arrival in late]
+    assert all(seconds < A_FEW_MILLISECONDS for seconds in least), (least, here.most)
     assert all(arrival.step <= limit + 1 for arrival in late)
     assert old.cpu_seconds() - used < A_FEW_MILLISECONDS
     world.resume_controller(worker)
@@ -152,7 +158,7 @@ def test_a_machine_that_stands_still_is_declared_lost_by_its_lease_alone(
 
 
 def test_a_notice_withdrawn_during_the_hold_leaves_the_worker_where_it_is(
-    world: World, counter: Counter, pace: Callable[[float], None]
+    world: World, counter: Counter, pace: Pace
 ) -> None:
     """Held and being stored when the notice is taken back: thawed, same incarnation; a later notice moves it."""
     program = Program("random_walk.py", 300, extra=("300",))
@@ -160,14 +166,16 @@ def test_a_notice_withdrawn_during_the_hold_leaves_the_worker_where_it_is(
     counter.until(10)
     host = world.host(worker)
     worker_pids = world.pids(worker)
-    pace(0.3)
+    pace(0.5)
     world.client.preempt(worker, 60.0)
     world.until(worker, lambda _: held(world, worker), "be held")
+    pace(HELD)
     seen = len(counter.arrivals)
     world.fleet.withdraw(host.launch)
-    record = world.until(worker, lambda r: r.notice is None and r.state is State.RUNNING, "run on")
+    world.until(worker, lambda _: withdrawal_is_known(host), "learn of it")
     pace(0.0)
-    counter.until_arrivals(seen + 5, seconds=15)
+    record = world.until(worker, lambda r: r.notice is None and r.state is State.RUNNING, "run on")
+    counter.until_arrivals(seen + 5, seconds=60)
     assert world.pids(worker) == worker_pids
     assert (len(record.incarnations), record.checkpoints) == (1, ())
     world.until(worker, lambda r: sum(x.state != "ended" for x in r.launches) == 1, "end the spare instance")
@@ -177,7 +185,7 @@ def test_a_notice_withdrawn_during_the_hold_leaves_the_worker_where_it_is(
 
 
 def test_another_notice_that_is_withdrawn_during_the_hold_does_not_keep_the_worker_there(
-    world: World, counter: Counter, pace: Callable[[float], None]
+    world: World, counter: Counter, pace: Pace
 ) -> None:
     """Two sources warn and one takes it back: the reclaim that still stands is acted upon."""
     program = Program("random_walk.py", 200, extra=("64",))
@@ -188,11 +196,12 @@ def test_another_notice_that_is_withdrawn_during_the_hold_does_not_keep_the_work
     drill_file = host.scratch / "agent" / "drill.json"
     drill.give_notice(drill_file, None)
     world.until(worker, lambda r: r.checkpoints and r.state is State.RUNNING, "take a checkpoint")
-    pace(0.2)
-    world.client.preempt(worker, 40.0)
+    pace(0.5)
+    world.client.preempt(worker, 60.0)
     world.until(worker, lambda _: held(world, worker), "be held")
+    pace(HELD)
     drill.withdraw_notice(drill_file)
-    world.until(worker, lambda r: r.incarnations[0].ended_at or not held(world, worker), "leave")
+    world.until(worker, lambda r: r.incarnations[0].ended_at or withdrawal_is_known(host), "learn of it")
     pace(0.0)
     world.until(worker, lambda r: r.migrations == 1, "run on elsewhere")
     counter.hold_at(200)
@@ -307,16 +316,15 @@ def test_two_preemptions_in_quick_succession_lose_nothing(world: World, counter:
     assert world.report(worker).lost_seconds == 0
 
 
-def to_the_restore(world: World, worker: str, pace: Callable[[float], None]) -> None:
-    """Move with notice as far as the restore, which then takes long."""
+def to_the_restore(world: World, worker: str, pace: Pace) -> None:
+    """Move with notice as far as the restore, which then waits for another pace."""
+    pace(0.0, HELD)
     world.client.preempt(worker, NOTICE)
-    catch(world, worker, State.MIGRATING)
-    pace(0.5)
     catch(world, worker, State.RESTORING)
 
 
 def test_an_instance_that_is_lost_during_the_restore_loses_no_work(
-    world: World, counter: Counter, pace: Callable[[float], None]
+    world: World, counter: Counter, pace: Pace
 ) -> None:
     """Nothing ran there: the next one restores the same checkpoint, and it is one migration."""
     program = Program("random_walk.py", 150, extra=("64",))
@@ -338,7 +346,7 @@ def test_an_instance_that_is_lost_during_the_restore_loses_no_work(
 
 
 def test_a_notice_during_the_restore_is_acted_upon_as_soon_as_the_worker_runs(
-    world: World, counter: Counter, pace: Callable[[float], None]
+    world: World, counter: Counter, pace: Pace
 ) -> None:
     """It may not be overlooked because nobody watched yet."""
     program = Program("random_walk.py", 150, extra=("64",))
@@ -358,7 +366,7 @@ def test_a_notice_during_the_restore_is_acted_upon_as_soon_as_the_worker_runs(
 
 
 def test_a_deadline_that_comes_before_the_commit_goes_back_to_the_last_good_checkpoint(
-    world: World, counter: Counter, pace: Callable[[float], None]
+    world: World, counter: Counter, pace: Pace
 ) -> None:
     """The save does not fit into the notice: the worker stops in time, and nothing half-written is used."""
     program = Program("random_walk.py", 400, extra=("300",))
@@ -368,7 +376,7 @@ def test_a_deadline_that_comes_before_the_commit_goes_back_to_the_last_good_chec
     counter.until_arrivals(len(counter.arrivals) + 10)
     pace(3.0)
     world.client.preempt(worker, 6.0)
-    world.until(worker, lambda r: r.state is State.MIGRATING, "leave")
+    world.until(worker, lambda r: r.incarnations[0].ended_at, "leave")
     pace(0.0)
     world.until(worker, lambda r: r.migrations == 1, "run on")
     is_the_same_process(world, worker, counter, program, moves=1)
@@ -398,8 +406,15 @@ def test_the_report_tells_away_and_lost_seconds_as_clocks_do(world: World, count
     counter.until(20)
     world.preempt(worker, NOTICE)
     counter.until_arrivals(len(counter.arrivals) + 10)
-    arrivals = list(counter.arrivals)
-    gap = max((b.at - a.at).total_seconds() for a, b in itertools.pairwise(arrivals))
+    frozen_at, again_at = (
+        world.record(worker).checkpoints[-1].frozen_at,
+        world.record(worker).incarnations[1].started_at,
+    )
+    assert again_at is not None
+    meanwhile = [
+        (a.at, b.at) for a, b in itertools.pairwise(counter.arrivals) if b.at > frozen_at and a.at < again_at
+    ]
+    gap = max((b - a).total_seconds() for a, b in meanwhile)
     away = world.report(worker).incarnations[1].away_seconds
     assert abs(gap - away) < 0.5, f"steps paused for {gap:.2f} s, the report says {away:.2f} s"
     number = world.checkpoint(worker)

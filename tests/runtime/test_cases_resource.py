@@ -45,7 +45,7 @@ def test_a_share_that_refuses_root_is_told_at_once(world: World, share: Share) -
     )
     volume = Volume(source=str(share.target), target="/data")
     worker = world.submit("cat", "/data/data", user="1000:1000", volumes=(volume,))
-    record = world.until_settled(worker, 30)
+    record = world.until_settled(worker)
     assert (record.state, record.reason) == (State.FAILED, Reason.SPEC_ERROR)
     assert f"volume source {share.target} refuses root (Permission denied)" in record.detail
     assert "no_root_squash" in record.detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def collect_after_days(world: World, worker: str) -> Collected:
     for folder, _, names in os.walk(world.folder / "store"):
         for name in names:
             path = Path(folder, name)
-            then = path.stat().st_mtime - 2 * 24 * 3600
-            os.utime(path, (then, then))
+            with contextlib.suppress(FileNotFoundError):  # the record is written again and again
+                then = path.stat().st_mtime - 2 * 24 * 3600
+                os.utime(path, (then, then))
     done = collect_worker(world.client.store, worker)
     documents = WorkerStore(world.client.store, worker)
     numbers = documents.list_checkpoints()

@@ -125,10 +125,10 @@ def test_after_a_move_outside_connections_end_with_an_error_at_both_ends_and_nev
     if notice is None:
         world.checkpoint(worker)
     world.preempt(worker, notice)
-    world.until_output(worker, "idle error", 10)
-    world.until_output(worker, "busy error", 10)
+    world.until_output(worker, "idle error")
+    world.until_output(worker, "busy error")
     gate.open("ask")
-    world.until_output(worker, "asked error", 10)
+    world.until_output(worker, "asked error")
     if notice is not None:  # a machine that was lost cannot tell anybody
         world.until(worker, lambda _: all(t.end for t in peer.talks), "tell the peer")
         assert {t.end for t in peer.talks} == {"ConnectionResetError"}
@@ -230,16 +230,19 @@ for number in range(1, 400):
             sock = None
     if number % 50 == 0:
         say("at", number)
+    if number == 350:
+        wait_for("more")
     time.sleep(0.01)
 say("done")
 """
 )
 
 
-def test_a_client_with_ordinary_retries_finishes_across_moves(world: World, peer: Peer) -> None:
-    worker = world.python(RETRYING, BRIDGE, str(peer.port))
+def test_a_client_with_ordinary_retries_finishes_across_moves(world: World, gate: Gate, peer: Peer) -> None:
+    worker = world.python(RETRYING, BRIDGE, str(peer.port), volumes=(gate.volume,))
     world.until_output(worker, "at 50\n")
     world.preempt(worker, notice=60)
+    gate.open("more")
     output = succeeded(world, worker)
     assert output.endswith("done\n")
     assert output.count("again") == 1

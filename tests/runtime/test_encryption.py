@@ -55,8 +55,10 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def in_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAVEDWORKER_KEY", text(key()))
+def in_the_variable(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A key that no other test has, whose processes may run at the same time."""
+    monkeypatch.setenv("SAVEDWORKER_KEY", made := text(secrets.token_bytes(32)))
+    return made
 
 
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -126,18 +128,16 @@ def test_a_worker_with_a_key_moves_and_its_secrets_are_nowhere_in_the_store(
         WorkerStore(open_store(world.client.store.url, sealing=NO_KEY), worker).load_spec()
 
 
-@pytest.mark.usefixtures("in_the_variable")
 def test_a_key_in_the_environment_is_in_no_argument_no_document_and_no_child_of_the_agent(
-    world: World,
+    in_the_variable: str, world: World
 ) -> None:
     worker = world.python("import time; print('runs', flush=True); time.sleep(600)")
     world.until_output(worker, "runs\n")
     world.checkpoint(worker)
     host = world.host(worker)
     assert host.agent_pid is not None
-    assert (
-        text(key()) in Path(f"/proc/{host.agent_pid}/environ").read_text()
-    )  # so the search below can find it
+    # So the search below can find it.
+    assert in_the_variable in Path(f"/proc/{host.agent_pid}/environ").read_text()
     pids = [int(x) for x in os.listdir("/proc") if x.isdigit()]
     knowing = {host.agent_pid, host.daemon_pid, os.getpid()}
     for pid in pids:
@@ -146,11 +146,11 @@ def test_a_key_in_the_environment_is_in_no_argument_no_document_and_no_child_of_
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        assert text(key()).encode() not in arguments
-        assert pid in knowing or text(key()).encode() not in environment, arguments
+        assert in_the_variable.encode() not in arguments
+        assert pid in knowing or in_the_variable.encode() not in environment, arguments
     for folder in (world.folder, host.directory):
         for where, data in contents(folder):
-            assert text(key()).encode() not in data, where
+            assert in_the_variable.encode() not in data, where
     world.preempt(worker, notice=20)
     assert world.record(worker).migrations == 1
 

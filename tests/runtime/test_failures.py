@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from savedworker.model.errors import SavedWorkerError
 from savedworker.model.record import State
 from savedworker.model.spec import Volume
-from tests.runtime.conftest import leftovers
+from tests.runtime.conftest import gone
 from tests.runtime.gate import PRELUDE, Gate
 from tests.runtime.world import World
 
@@ -78,6 +80,7 @@ def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             monkeypatch.setenv("SAVEDWORKER_LOCAL_DIR", name)
             yield mounted
         finally:
+            gone(name, besides=f" {name} ")
             subprocess.run(["umount", mounted], check=True)
 
 
@@ -89,7 +92,7 @@ def small_world(tmp_path: Path, small_disk: Path) -> Iterator[World]:
         yield made
     finally:
         made.close()
-    assert [line for line in leftovers(str(small_disk)) if f" {small_disk} " not in line] == []
+    assert gone(str(small_disk), besides=f" {small_disk} ") == []
 
 
 def test_a_full_disk_fails_the_checkpoint_and_not_the_worker(
@@ -153,51 +156,82 @@ def criu_of(folder: Path) -> list[int]:
     return found
 
 
-def signal_criu(home: Path, number: int) -> list[int]:
-    """Signal the CRIU that writes images below ``home`` as soon as it has come to the memory; its pids."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        found = criu_of(home) if any(home.glob("images-*/pages-*.img")) else []
-        for pid in found:
-            os.kill(pid, number)
+def signal_criu(home: Path, number: int, over: Callable[[], object]) -> list[int]:
+    """Signal the CRIU that writes images below ``home`` as soon as it has come to the memory; its pids, none when it is ``over``."""
+    looked = time.monotonic()
+    while True:
+        found = []
+        for pid in criu_of(home) if any(home.glob("images-*/pages-*.img")) else []:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself, or with its parent
+                os.kill(pid, number)
+                found.append(pid)
         if found:
             return found
+        if time.monotonic() > looked + 1.0:
+            if over():
+                return []
+            looked = time.monotonic()
         time.sleep(0.002)
-    return []
+
+
+def stop_dump_of_a_notice(world: World, worker: str) -> tuple[str, Path, list[int]]:
+    """Give the worker a notice and stop CRIU at work: the launch, the worker's home and the pids.
+
+    Where the worker has left before CRIU could be stopped, again from where it is then.
+    """
+    for number in range(1, 6):
+        world.until_running(worker)
+        launch, home = world.host(worker).launch, world.layer(worker).parent
+        world.fleet.preempt(launch, 300.0)
+
+        def left(number: int = number) -> bool:
+            return len(world.record(worker).incarnations) > number
+
+        if stopped := signal_criu(home, signal.SIGSTOP, left):
+            return launch, home, stopped
+    raise AssertionError("each dump was over before it could be stopped")
 
 
 def test_a_dump_that_is_not_wanted_any_more_is_not_waited_for(world: World, gate: Gate) -> None:
     """The notice is withdrawn while CRIU is at work (and stopped, so that it stays so): the worker runs on, and nothing is left."""
     worker = world.python(TICKER, "500", volumes=(gate.volume,))
     world.until_output(worker, "tick 1\n")
-    home = world.layer(worker).parent
-    launch = world.record(worker).launches[-1].id
-    world.fleet.preempt(launch, 300.0)
-    stopped = signal_criu(home, signal.SIGSTOP)
-    assert stopped, "the dump was over before it could be stopped"
+    launch, home, stopped = stop_dump_of_a_notice(world, worker)
     try:
         world.fleet.withdraw(launch)
         world.until(worker, lambda r: r.notice is None, "have its notice withdrawn", 20)
     finally:
         for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
     runs_on(world, worker)
     world.checkpoint(worker)
     assert not list(home.glob("images-*")), "half a checkpoint stayed on the disk"
     ends_well(world, worker, gate)
 
 
+def kill_dump(world: World, worker: str, home: Path) -> SavedWorkerError:
+    """Ask for a checkpoint and kill CRIU at work; why the checkpoint failed. One that is over before is taken again."""
+    for _ in range(5):
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            killing = pool.submit(signal_criu, home, signal.SIGKILL, over.is_set)
+            try:
+                world.checkpoint(worker)
+            except SavedWorkerError as error:
+                assert killing.result()
+                return error
+            finally:
+                over.set()
+        assert not killing.result(), "the checkpoint whose CRIU was killed is none"
+    raise AssertionError("each dump was over before it could be killed")
+
+
 def test_criu_killed_in_the_middle_of_a_dump_leaves_the_worker_running(world: World, gate: Gate) -> None:
     worker = world.python(TICKER, "500", volumes=(gate.volume,))
     world.until_output(worker, "tick 1\n")
     home = world.layer(worker).parent
-    killed: list[int] = []
-    killer = threading.Thread(target=lambda: killed.extend(signal_criu(home, signal.SIGKILL)))
-    killer.start()
-    with pytest.raises(SavedWorkerError):
-        world.checkpoint(worker)
-    killer.join()
-    assert killed, "the dump was over before it could be killed"
+    kill_dump(world, worker, home)
     assert len(failed_events(world, worker)) == 1
     world.until(worker, lambda r: not r.protected, "say that it is not protected")
     runs_on(world, worker)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from savedworker.model.record import Reason, State
+from tests.runtime.gate import Gate
 from tests.runtime.world import World
 
 COUNTER = """
@@ -16,6 +17,8 @@ for step in range(int(sys.argv[1])):
     print(nonce, step, flush=True)
     file.write(f"{step}\\n")
     time.sleep(0.05)
+while sys.argv[3:] and not os.path.exists(sys.argv[3]):
+    time.sleep(0.02)
 print("file", len(open("/tmp/steps").read().split()))
 print("nonce", nonce)
 sys.exit(int(sys.argv[2]))
@@ -29,12 +32,14 @@ def test_a_worker_runs_to_its_end_and_its_exit_status_is_reported(world: World) 
     assert "file 10\n" in world.output(worker)
 
 
-def test_with_notice_a_worker_goes_on_elsewhere_and_nothing_is_lost(world: World) -> None:
-    worker = world.python(COUNTER, "100", "0")
+def test_with_notice_a_worker_goes_on_elsewhere_and_nothing_is_lost(world: World, tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    worker = world.python(COUNTER, "100", "0", "/gate/end", volumes=(gate.volume,))
     world.until_output(worker, " 10\n")
     first = world.host(worker)
     world.preempt(worker, notice=20)
     assert world.host(worker).address != first.address
+    gate.open("end")
     record = world.until_settled(worker)
     assert record.state is State.SUCCEEDED, world.story(worker)
     assert (record.migrations, record.cold_starts) == (1, 0)
@@ -47,13 +52,15 @@ def test_with_notice_a_worker_goes_on_elsewhere_and_nothing_is_lost(world: World
 
 
 def test_without_notice_a_worker_goes_on_from_its_last_checkpoint_and_says_what_is_done_again(
-    world: World,
+    world: World, tmp_path: Path
 ) -> None:
-    worker = world.python(COUNTER, "120", "3")
+    gate = Gate(tmp_path / "gate")
+    worker = world.python(COUNTER, "120", "3", "/gate/end", volumes=(gate.volume,))
     world.until_output(worker, " 10\n")
     number = world.checkpoint(worker)
     world.until_output(worker, " 40\n")
     world.preempt(worker, notice=None)
+    gate.open("end")
     record = world.until_settled(worker)
     assert (record.state, record.reason, record.exit_code) == (State.FAILED, Reason.EXIT, 3), world.story(
         worker

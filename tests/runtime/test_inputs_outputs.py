@@ -186,10 +186,11 @@ def test_an_input_or_output_that_is_not_there_is_said(world: World, tmp_path: Pa
 
 
 def test_a_cancel_while_an_input_is_fetched_ends_it(story: Story, crash: Path) -> None:
-    (crash / "inputs.found").write_text("=hang:3")
+    (crash / "inputs.found").write_text("=hang:100")
     story.submit()
     story.world.until(story.worker, lambda r: (crash / "inputs.found.hit").exists(), "fetch")
     story.world.client.cancel(story.worker, "nobody wants it")
+    (crash / "inputs.found.hit").unlink()  # it goes on
     record = story.world.until_settled(story.worker)
     assert record.state is State.CANCELLED
     assert [i.end_reason for i in record.incarnations] == ["cancelled"]

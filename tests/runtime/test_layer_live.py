@@ -54,6 +54,8 @@ for step in range(400):
     third.write(f"{step:08d}".encode() * 64)
     say("step", step)
     time.sleep(0.01)
+    if step == 150:
+        wait_for("on")
     if step == 300:
         wait_for("finish")
 for name in ("first", "second", "third"):
@@ -70,6 +72,7 @@ def test_after_a_loss_without_notice_the_files_of_the_layer_are_those_of_an_undi
     world: World, gate: Gate
 ) -> None:
     program = WRITER.replace("folder = sys.argv[1]", "folder = '/srv/out'; os.makedirs(folder)")
+    gate.open("on")
     disturbed = world.python(program, volumes=(gate.volume,), interval=1.0)
     world.until_output(disturbed, "step 20\n")
     world.until(disturbed, lambda r: r.checkpoints, "take a periodic checkpoint")
@@ -89,6 +92,7 @@ def test_on_a_volume_appended_files_are_cut_back_and_a_file_rewritten_in_place_i
     worker = world.python(program, "/data", volumes=(gate.volume, data))
     world.until_output(worker, "step 20\n")
     number = world.checkpoint(worker)
+    gate.open("on")
     world.until_output(worker, "step 300\n")
     grown = {name: (Path(data.source) / name).stat().st_size for name in ("first", "second", "third")}
     known = {x.path: x for x in WorkerStore(world.client.store, worker).load_manifest(number).volume_files}

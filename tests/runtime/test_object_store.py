@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import pytest
@@ -15,6 +16,7 @@ from savedworker.model.record import State
 from savedworker.store.backend import open_store
 from savedworker.store.sealing import NO_KEY, Sealed
 from savedworker.store.worker import WorkerStore
+from tests.runtime.gate import Gate
 from tests.runtime.test_first_light import COUNTER
 from tests.runtime.world import BRIDGE, World
 from tests.store.keys import key, text
@@ -51,13 +53,17 @@ def sealed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return bool(request.param == "sealed")
 
 
-def test_a_worker_moves_over_an_object_store_with_and_without_notice(sealed: bool, world: World) -> None:
+def test_a_worker_moves_over_an_object_store_with_and_without_notice(
+    sealed: bool, world: World, tmp_path: Path
+) -> None:
     """Sealed or not: saved, moved, restored; what is in the bucket opens with the key, and only where there is one."""
-    worker = world.python(COUNTER, "300", "0")
+    gate = Gate(tmp_path / "gate")
+    worker = world.python(COUNTER, "300", "0", "/gate/end", volumes=(gate.volume,))
     world.until_output(worker, " 5\n")
     world.preempt(worker, notice=20)
     world.checkpoint(worker)
     world.preempt(worker, notice=None)
+    gate.open("end")
     record = world.until_settled(worker)
     assert record.state is State.SUCCEEDED, world.story(worker)
     assert (record.migrations, record.cold_starts) == (2, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import textwrap
 import threading
@@ -36,6 +37,7 @@ class World:
         self.client = Client(store or f"file://{folder}/store", fleets=lambda _name: self.fleet)
         self.workers: list[str] = []
         self._paused: set[str] = set()
+        self._round = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._reconcile, daemon=True)
         self._thread.start()
@@ -100,7 +102,7 @@ class World:
         return "".join(parts)
 
     def until(
-        self, worker: str, condition: Callable[[WorkerRecord], object], what: str, seconds: float = 60.0
+        self, worker: str, condition: Callable[[WorkerRecord], object], what: str, seconds: float = 120.0
     ) -> WorkerRecord:
         """Wait until ``condition`` holds for the record; fail saying ``what`` did not happen and what is known."""
         until = time.monotonic() + seconds
@@ -112,10 +114,10 @@ class World:
                 raise AssertionError(f"{worker} did not {what} within {seconds:.0f} s\n{self.story(worker)}")
             time.sleep(0.1)
 
-    def until_running(self, worker: str, seconds: float = 60.0) -> WorkerRecord:
+    def until_running(self, worker: str, seconds: float = 120.0) -> WorkerRecord:
         return self.until(worker, lambda r: r.state is State.RUNNING or r.state.terminal, "run", seconds)
 
-    def until_output(self, worker: str, text: str, seconds: float = 60.0, stream: str = "stdout") -> str:
+    def until_output(self, worker: str, text: str, seconds: float = 120.0, stream: str = "stdout") -> str:
         """Wait until the stream contains ``text``."""
         until = time.monotonic() + seconds
         while True:
@@ -129,7 +131,7 @@ class World:
                 )
             time.sleep(0.1)
 
-    def until_settled(self, worker: str, seconds: float = 120.0) -> WorkerRecord:
+    def until_settled(self, worker: str, seconds: float = 180.0) -> WorkerRecord:
         """Wait until the worker has ended and nothing of it runs any more."""
         return self.until(worker, settled, "end", seconds)
 
@@ -167,8 +169,9 @@ class World:
         return Cgroup(f"{self.host(worker).cgroup}/worker").pids()
 
     def pause_controller(self, worker: str) -> None:
-        """Stop reconciling this worker."""
-        self._paused.add(worker)
+        """Stop reconciling this worker; a round that is under way is waited for."""
+        with self._round:
+            self._paused.add(worker)
 
     def resume_controller(self, worker: str) -> None:
         self._paused.discard(worker)
@@ -193,9 +196,6 @@ class World:
     def _reconcile(self) -> None:
         while not self._stop.wait(0.2):
             for worker in list(self.workers):
-                if worker in self._paused:
-                    continue
-                try:
-                    self.client.reconcile(worker)
-                except SavedWorkerError:
-                    continue
+                with self._round, contextlib.suppress(SavedWorkerError):
+                    if worker not in self._paused:
+                        self.client.reconcile(worker)

@@ -61,7 +61,7 @@ class Keeper:
         mark = "" if self.alone else re.escape(f"{animal.name}: ")
         return len(re.findall(rf"^{mark}{line}$", self.world.output(self.worker), re.MULTILINE))
 
-    def wait(self, animal: Animal, line: str, more: int, what: str, seconds: float = 60.0) -> None:
+    def wait(self, animal: Animal, line: str, more: int, what: str, seconds: float = 120.0) -> None:
         """Wait until there are ``more`` such lines of this animal; fail when it ends before."""
         until = time.monotonic() + seconds
         while self.count(animal, line) < more:
@@ -77,7 +77,7 @@ class Keeper:
         before = {animal: self.count(animal) for animal in self.herd}
         for animal in self.herd:
             few = 1 if animal.slow else FEW
-            self.wait(animal, r"ok \d+", before[animal] + few, what, 60 + 2 * animal.slow)
+            self.wait(animal, r"ok \d+", before[animal] + few, what, 120 + 2 * animal.slow)
 
     def forgotten(self, animal: Animal) -> set[str]:
         """What the animal says it has lost."""
@@ -136,7 +136,7 @@ def preempt(world: World, worker: str, notice: float | None) -> None:
         worker,
         lambda r: r.state.terminal or (len(r.incarnations) > before and r.state is State.RUNNING),
         "run on elsewhere",
-        60 + (notice or 0),
+        120 + (notice or 0),
     )
 
 
@@ -169,7 +169,7 @@ def is_refused(keeper: Keeper, herd: list[Animal]) -> dict[str, str]:
     for animal in herd:
         assert isinstance(animal.expected, Refused)
         reason = animal.expected.reason
-        record = world.until(worker, partial(_names, reason), f"name {reason!r}", 30)
+        record = world.until(worker, partial(_names, reason), f"name {reason!r}", 60)
         said = [x for x in record.unprotected_reasons if reason in x]
         found[animal.name] = next((x for x in said if x not in found.values()), said[0])
         assert not record.protected

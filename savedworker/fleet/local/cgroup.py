@@ -28,16 +28,19 @@ class Hierarchy:
 
 
 def hierarchies() -> list[Hierarchy]:
-    """The cgroup hierarchies that are mounted here."""
-    found = []
+    """The cgroup hierarchies that are mounted here, each once, where it was first.
+
+    A CRIU that restores mounts all of them once more in its work directory, for a moment: whoever looks there finds nothing soon.
+    """
+    found: dict[tuple[str, frozenset[str]], Hierarchy] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind in ("cgroup", "cgroup2"):
-            found.append(
-                Hierarchy(Path(before.split(" ")[4]), frozenset(options.split(",")), kind == "cgroup2")
-            )
-    return found
+            named = frozenset(options.split(","))
+            key = (kind, named if kind == "cgroup" else frozenset())
+            found.setdefault(key, Hierarchy(Path(before.split(" ")[4]), named, kind == "cgroup2"))
+    return list(found.values())
 
 
 class HostCgroup:
