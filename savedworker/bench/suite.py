@@ -148,16 +148,14 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
         back = "≤ 0.33"
         if against is None:  # these are shares of the peer's time
             sooner = first = back = ""
+        on_disk = []
+        if "peer_durable" in s:
+            name = f"the same without a base, both on the disk, {what}"
+            on_disk.append(figure(name, s["first"], "s", s["peer_durable"], than="podman export and fsync"))
         figures += [
             figure(f"notice to committed, {what}", s["notice"], "s", against, sooner, than="podman export"),
             figure(f"the same without a base, {what}", s["first"], "s", against, first, than="podman export"),
-            figure(
-                f"the same without a base, both on the disk, {what}",
-                s["first"],
-                "s",
-                s.get("peer_durable"),
-                than="podman export and fsync",
-            ),
+            *on_disk,
             figure(
                 f"the same against runc alone, {what}",
                 s["notice"],
