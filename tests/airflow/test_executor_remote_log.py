@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import boto3
 import pytest
 
 from tests.airflow.engine import eventually
 from tests.airflow.executor_bed import Bed, Run, executor_bed, in_the_meantime, oracle
-from tests.store.conftest import BUCKET, SETTINGS, s3_server
+from tests.store.conftest import BUCKET, SETTINGS, s3_client, s3_server
 
 __all__ = ["s3_server"]  # a fixture
 
@@ -42,13 +41,7 @@ def bed(s3_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
 
 def _in_the_bucket(endpoint: str, run: Run) -> str:
     """The object that is the log of the run's only try."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=SETTINGS["AWS_REGION"],
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    client = s3_client(endpoint)
     prefix = f"{LOGS.rpartition('/')[2]}/dag_id={run.dag}/run_id={run.id}/"
     keys = [x["Key"] for x in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]
     texts = [client.get_object(Bucket=BUCKET, Key=x)["Body"].read().decode() for x in keys]

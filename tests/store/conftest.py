@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -23,6 +24,17 @@ BUCKET = "saved-worker-tests"
 SETTINGS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 
+def s3_client(endpoint: str) -> Any:
+    """A client of the server there, whatever the environment says."""
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=SETTINGS["AWS_REGION"],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """A moto S3 server with a bucket."""
@@ -31,13 +43,7 @@ def s3_server() -> Iterator[str]:
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
-    client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=SETTINGS["AWS_REGION"],
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    client = s3_client(endpoint)
     client.create_bucket(Bucket=BUCKET)
     client.close()
     yield endpoint
