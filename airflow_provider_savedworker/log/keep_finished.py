@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,32 +30,37 @@ def keep(client: Client, record: WorkerRecord, log_path: str, base: Path) -> Non
 
     Raises what the store and the user's remote logging raise, and Temporary while another scheduler may be doing it.
     """
-    _keep(client.store, log_path, archive.worker_part(record), worker_log(client, record), base)
+    part = archive.worker_part(record)
+    _keep(client.store, log_path, part, lambda: worker_log(client, record), base)
 
 
 def keep_refusal(client: Client, at: datetime, why: str, log_path: str, base: Path) -> None:
     """The same for a task for which no worker could be made: its log says why."""
-    _keep(client.store, log_path, archive.refusal_part(at), refusal_log(at, why), base)
+    _keep(client.store, log_path, archive.refusal_part(at), lambda: refusal_log(at, why), base)
 
 
-def _keep(store: Store, log_path: str, part: str, text: str, base: Path) -> None:
+def _keep(store: Store, log_path: str, part: str, read: Callable[[], str], base: Path) -> None:
+    """``read`` gives the text, which may be long."""
     from airflow.logging_config import get_remote_task_log
 
     remote = get_remote_task_log()
     if remote is not None and not isinstance(remote, SavedWorkerRemoteLogIO):
-        _hand_on(store, log_path, part, text, remote, base)
+        _hand_on(store, log_path, part, read, remote, base)
         return
-    archive.keep(store, log_path, part, text)
+    archive.keep(store, log_path, part, read())
     if remote is None:
         found = archive.parts(store, log_path)
         _write(base / log_path, "".join(text for part, text in found if not part.startswith("file~")))
 
 
-def _hand_on(store: Store, log_path: str, part: str, text: str, remote: Any, base: Path) -> None:
+def _hand_on(
+    store: Store, log_path: str, part: str, read: Callable[[], str], remote: Any, base: Path
+) -> None:
     """To the user's own remote logging, which appends. Whoever stores the part first does it; if he has ended before he did, another one."""
     kept = archive.kept_at(store, log_path, part)
     if kept is not None and datetime.now(UTC) - kept < PATIENCE:
         raise Temporary("another scheduler may be about to hand its log on")
+    text = read()
     if kept is None and not archive.keep_first(store, log_path, part, text):
         raise Temporary("another scheduler is about to hand its log on")
     if kept is not None and _holds(remote, log_path, text):

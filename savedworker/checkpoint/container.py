@@ -21,6 +21,7 @@ from pathlib import Path
 
 from savedworker.checkpoint import bundle, images, native, network
 from savedworker.checkpoint.cgroups import Cgroup
+from savedworker.checkpoint.mountinfo import plain
 from savedworker.checkpoint.tools import Tools, run
 from savedworker.model.errors import BadSpec, Fatal
 from savedworker.model.manifest import Runtime
@@ -32,7 +33,6 @@ RUNC_ID = "worker"
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 2, 4, 8, 4096
 _MNT_DETACH = 2
 _MAX_HELD = 1000
-_OCTAL = re.compile(r"\\([0-7]{3})")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -384,7 +384,7 @@ def mounts_below(folder: Path) -> list[Path]:
     prefix = f"{os.path.realpath(folder)}/"
     found = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split(" ")[4])
+        point = plain(line.split(" ")[4])
         if point.startswith(prefix):
             found.append(Path(point))
     return found[::-1]

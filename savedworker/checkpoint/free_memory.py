@@ -5,16 +5,15 @@ The limits of cgroup version 2 are unproven here, as ``cgroups.py`` says; their 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from savedworker.checkpoint.mountinfo import plain
 from savedworker.model.room import Room
 
 _UNLIMITED = 1 << 60
 """A limit from here on is none (version 1 has no other word for it)."""
-_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _along(proc: Path, path: str, kind: str, option: str, version: _Version, nee
         found, _, options = after.split(" ")[:3]
         if found != kind or (option and option not in options.split(",")):
             continue
-        root, mount = (_OCTAL.sub(lambda code: chr(int(code[1], 8)), x) for x in before.split(" ")[3:5])
+        root, mount = map(plain, before.split(" ")[3:5])
         top = Path(mount)
         # In a container the mount may begin at its own cgroup, while the path is told from the machine's root.
         inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else ""

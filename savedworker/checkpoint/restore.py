@@ -25,6 +25,7 @@ from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerpr
 from savedworker.checkpoint.free_memory import rooms
 from savedworker.checkpoint.keys import chunk_keys, read_index
 from savedworker.checkpoint.memory import rebuild
+from savedworker.checkpoint.memory.pagemap import PAGE
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
 from savedworker.checkpoint.network import reset_all
 from savedworker.checkpoint.open_files_image import OpenRegularFile, forget_sizes, rearm_timers
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 MAX_LOG = 64 << 20
 """Bytes of CRIU's log after which a restore counts as running in circles; 2 GiB of worker make some hundred KiB."""
 _PATIENCE = 60.0
-_PAGE = 4096
 _SLACK = 16 << 20
 """Bytes of a tmpfs beyond the images in it."""
 _RESTORE_RATE = 50 << 20
@@ -219,7 +219,7 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     place = choose_place(need, rooms())
     if place.in_memory:
         # In whole pages; the small ones may be written anew.
-        slack = _SLACK + manifest.packed.size + (len(manifest.images) + len(manifest.memory)) * _PAGE
+        slack = _SLACK + manifest.packed.size + (len(manifest.images) + len(manifest.memory)) * PAGE
         try:
             container.hold_images_in_memory(size + slack)
         except OSError as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from savedworker.checkpoint import criu_image, processes
+from savedworker.checkpoint.mountinfo import plain
 from savedworker.checkpoint.processes import OpenFile
 
 _MAGIC = criu_image.magic(criu_image.SERVICE, 0x57004059)
@@ -113,12 +114,12 @@ class _Places:
             words = left.split()
             major, minor = map(int, words[2].split(":"))
             device = major << 20 | minor
-            point = _plain(words[4])
+            point = plain(words[4])
             self._mounts.append((device, point))
             kind, _, options = right.split(maxsplit=2)
             if point == "/" and kind == "overlay":
                 given = dict(x.partition("=")[::2] for x in options.split(","))
-                self._layers[device] = (_plain(given.get("upperdir", "")), _plain(given.get("lowerdir", "")))
+                self._layers[device] = (plain(given.get("upperdir", "")), plain(given.get("lowerdir", "")))
 
     def find(self, watch: Watch) -> Found:
         """The path of what ``watch`` watches."""
@@ -157,11 +158,6 @@ class _Places:
         if os.stat(f"{self._root}{path}", follow_symlinks=False).st_ino != watch.inode:
             raise OSError(errno.EXDEV, f"{path} is another file now")
         return path
-
-
-def _plain(field: str) -> str:
-    """A field of mountinfo without its octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), field)
 
 
 class _Handle(ctypes.Structure):

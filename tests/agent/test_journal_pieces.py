@@ -84,20 +84,26 @@ def test_pieces_of_what_was_cut_off_are_not_found_again(monkeypatch: pytest.Monk
         assert [x.digest for x in stored.calls()] == [*(f"a {i}" for i in range(cut)), f"b {cut}"]
 
 
+def went_another_way(cut: int) -> tuple[Stored, Journal]:
+    """After ten calls since checkpoint 1-1 the worker was lost, made ``cut`` of them again, and then wants something else."""
+    stored = Stored()
+    journal = stored.journal()
+    checkpoint(journal, "1-1")
+    for i in range(10):
+        effect(journal, f"a {i}")
+    journal = stored.journal()
+    journal.restored("1-1")
+    for i in range(cut):
+        effect(journal, f"a {i}")
+    assert journal.repeated("another") is None
+    return stored, journal
+
+
 def test_a_checkpoint_right_after_a_cut_has_nothing_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker went another way, and made no call on it yet."""
     monkeypatch.setattr(pieces, "CALLS_IN_PIECE", 4)
     for cut in range(10):
-        stored = Stored()
-        journal = stored.journal()
-        checkpoint(journal, "1-1")
-        for i in range(10):
-            effect(journal, f"a {i}")
-        journal = stored.journal()
-        journal.restored("1-1")
-        for i in range(cut):
-            effect(journal, f"a {i}")
-        assert journal.repeated("another") is None
+        stored, journal = went_another_way(cut)
         checkpoint(journal, "2-1", "1-1")
         again = stored.journal()
         again.restored("2-1")
@@ -111,16 +117,7 @@ def test_a_loss_while_a_checkpoint_right_after_a_cut_is_noted(monkeypatch: pytes
     monkeypatch.setattr(pieces, "CALLS_IN_PIECE", 4)
     for cut in range(10):
         for step in range(4):
-            stored = Stored()
-            journal = stored.journal()
-            checkpoint(journal, "1-1")
-            for i in range(10):
-                effect(journal, f"a {i}")
-            journal = stored.journal()
-            journal.restored("1-1")
-            for i in range(cut):
-                effect(journal, f"a {i}")
-            assert journal.repeated("another") is None
+            stored, journal = went_another_way(cut)
             stored.lost_after = step
             with contextlib.suppress(Lost):
                 checkpoint(journal, "2-1", "1-1")

@@ -192,6 +192,33 @@ def test_the_limit_of_the_worker_is_not_charged_for_its_images(bench: Bench) -> 
 # What stops early ----------------------------------------------------------------------------------------------------
 
 
+def restore_with(bench: Bench, patch: pytest.MonkeyPatch, damaged: set[str], late: set[str]) -> list[str]:
+    """A restore in which ``damaged`` chunks are altered, and ``late`` ones wait until one of those was asked for; the late that were asked for."""
+    found = threading.Event()
+    begun: list[str] = []
+
+    def answers(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(key: str, **options: Any) -> Any:
+            if key in damaged:
+                found.set()
+                raise Corrupt(f"chunk {key} is altered")
+            if key in late:
+                begun.append(key)
+                assert found.wait(30)
+            return ask(key, **options)
+
+        return answer
+
+    with patch.context() as patched:
+        patched.setattr(bench.chunks, "get", answers(bench.chunks.get))
+        patched.setattr(bench.chunks, "view", answers(bench.chunks.view))
+        with pytest.raises(Corrupt, match="is altered") as raised:
+            bench.restore()
+    assert any(key in str(raised.value) for key in damaged)
+    assert left_behind(bench) == []
+    return begun
+
+
 def test_damage_in_the_memory_ends_the_fetching_of_the_layer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,29 +228,8 @@ def test_damage_in_the_memory_ends_the_fetching_of_the_layer(
     damaged = max(manifest.memory, key=lambda x: x.size).groups[0].key
     layer = set(read_index(manifest.layer, bench.chunks).chunk_keys())
     assert len(layer) >= 400
-    found = threading.Event()
-    begun: list[str] = []
-    get, view = bench.chunks.get, bench.chunks.view
-
-    def damaged_view(key: str, **options: Any) -> memoryview:
-        if key == damaged:
-            found.set()
-            raise Corrupt(f"chunk {key} is altered")
-        return view(key, **options)
-
-    def slow_get(key: str, **options: Any) -> bytes:
-        if key in layer:
-            begun.append(key)
-            assert found.wait(30)
-        return get(key, **options)
-
-    monkeypatch.setattr(bench.chunks, "get", slow_get)
-    monkeypatch.setattr(bench.chunks, "view", damaged_view)
-    with pytest.raises(Corrupt, match=f"{damaged} is altered"):
-        bench.restore()
+    begun = restore_with(bench, monkeypatch, damaged={damaged}, late=layer)
     assert 0 < len(begun) < 100
-    assert left_behind(bench) == []
-    monkeypatch.undo()
     bench.restore()
     is_right(bench)
 
@@ -237,25 +243,4 @@ def test_damage_in_the_layer_ends_the_fetching_of_the_memory(
     layer = set(read_index(manifest.layer, bench.chunks).chunk_keys())
     groups = {group.key for space in manifest.memory for group in space.groups}
     assert len(groups) > 45
-    found = threading.Event()
-    begun: list[str] = []
-    get, view = bench.chunks.get, bench.chunks.view
-
-    def damaged_get(key: str, **options: Any) -> bytes:
-        if key in layer:
-            found.set()
-            raise Corrupt(f"chunk {key} is altered")
-        return get(key, **options)
-
-    def slow_view(key: str, **options: Any) -> memoryview:
-        if key in groups:
-            begun.append(key)
-            assert found.wait(30)
-        return view(key, **options)
-
-    monkeypatch.setattr(bench.chunks, "get", damaged_get)
-    monkeypatch.setattr(bench.chunks, "view", slow_view)
-    with pytest.raises(Corrupt, match=r"is altered"):
-        bench.restore()
-    assert len(begun) < 30
-    assert left_behind(bench) == []
+    assert len(restore_with(bench, monkeypatch, damaged=layer, late=groups)) < 30

@@ -14,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from savedworker.checkpoint import affinity, criu_image
+from savedworker.checkpoint.mountinfo import plain
 from savedworker.checkpoint.open_files_image import _MAGIC, OpenRegularFile, forget_sizes, rearm_timers
 from savedworker.checkpoint.unix_sockets import _socket
-from savedworker.checkpoint.watches import _OVERLAY_HEADER, _plain
+from savedworker.checkpoint.watches import _OVERLAY_HEADER
 from savedworker.model.errors import Fatal
 from tests.hostile.material import anything, few
 
@@ -118,5 +119,5 @@ def test_a_message_about_sockets_comes_to_an_end(message: bytes) -> None:
 @few
 @given(st.text(max_size=40))
 def test_a_mount_point_of_any_name_is_read(field: str) -> None:
-    assert isinstance(_plain(field), str)
+    assert isinstance(plain(field), str)
     assert _OVERLAY_HEADER.size == 24
