@@ -358,6 +358,7 @@ class Incarnation:
             self._worker.chunks,
             lambda argv: self._launch(manifest.log, argv, manifest.number),
             self._note.incarnation,
+            self._saver.keep(manifest.memory),
         )
         self._saver.start_from(came.snapshot, manifest.memory)
         crash_point("agent.restored.before")

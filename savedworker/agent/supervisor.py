@@ -18,6 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from savedworker.checkpoint.allocator import in_huge_pages
+
 log = logging.getLogger(__name__)
 
 RESTARTS = 20
@@ -92,7 +94,9 @@ def _one_life(
     patience: float,
 ) -> int:
     # A session of its own: Ctrl-C at a terminal is passed on once, not twice.
-    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    agent = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=in_huge_pages(os.environ), start_new_session=True
+    )
     passed_on = False
     until = time.monotonic() + patience
     while True:

@@ -254,7 +254,8 @@ class Rig:
             alone = time.monotonic() - began
 
         started = time.monotonic()
-        restore(self.container, manifest, self.chunks, launch, self._homes)
+        keep = Saver(self.container, self.chunks, StreamPosition).keep(manifest.memory)
+        restore(self.container, manifest, self.chunks, launch, self._homes, keep)
         return time.monotonic() - started, alone
 
     def save(self, saver: Saver, number: int, hold: bool = False) -> tuple[Saved, float, Manifest]:

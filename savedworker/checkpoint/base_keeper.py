@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from savedworker.checkpoint.container import Container
-from savedworker.checkpoint.memory import Base, Captured, inherit, warm
+from savedworker.checkpoint.memory import Base, Captured, Keep, inherit, warm
 from savedworker.checkpoint.priority import give_way
 from savedworker.model.errors import Corrupt, Fatal, SavedWorkerError
 from savedworker.model.manifest import StoredMemory
@@ -54,14 +54,25 @@ class BaseKeeper:
         self._home = container.home.path
         self.base = Base(self._home / "memory-base")
         self._inherited: list[StoredMemory] = []
-        """Of the checkpoint that the worker was restored from: what of its memory is not in the base yet."""
+        """Of the checkpoint that the worker was restored from: what of its memory may not all be in the base yet."""
+        self._keep: Keep | None = None
         self._stop = threading.Event()
         self._warmer: threading.Thread | None = None
 
     # Reading ahead --------------------------------------------------------------------------------------------
 
-    def start_from(self, memory: Iterable[StoredMemory]) -> None:
-        """Have the groups that the ``memory`` of a checkpoint was told against fetched into the base."""
+    def keep(self, memory: Sequence[StoredMemory], most: int) -> Keep:
+        """What puts the groups that the ``memory`` of a checkpoint was told against into the base while it is restored here.
+
+        At most ``most`` bytes of them wait for that.
+        """
+        size = sum(x.size for x in memory)
+        # As large again while the images of this restore are on the same disk.
+        self._keep = Keep(self.base, most, lambda: self._fits(size, beside=size))
+        return self._keep
+
+    def start_from(self, memory: Sequence[StoredMemory]) -> None:
+        """Have fetched into the base what was not kept of the groups that the ``memory`` of a checkpoint was told against."""
         self._inherited = list(memory)
 
     @property
@@ -76,14 +87,19 @@ class BaseKeeper:
         self._warmer.start()
 
     def stop(self) -> None:
-        """End that; what was read stays."""
+        """End that, and what is left of ``keep``; what was read stays."""
         self._stop.set()
         if self._warmer is not None:
             self._warmer.join()
             self._warmer = None
+        if self._keep is not None:
+            self._keep.drop()
+            self._keep = None
 
     def warm_now(self, still_wanted: Callable[[], None] = lambda: None) -> None:
         """Read what the base lacks, on this thread. Raises what ``still_wanted`` does, SavedWorkerError, OSError."""
+        if self._keep is not None:
+            self._keep.wait()
         if self.has_room():
             while self._inherited:
                 try:
@@ -136,10 +152,13 @@ class BaseKeeper:
 
     def has_room(self) -> bool:
         """Whether the disk takes a copy of the memory beside the images of a checkpoint."""
-        memory = self._container.cgroup.memory()
+        return self._fits(self._container.cgroup.memory())
+
+    def _fits(self, memory: int, beside: int = 0) -> bool:
+        """Whether the base of ``memory`` bytes fits, with the images of a checkpoint of them and ``beside`` bytes of something else."""
         images = memory * _SPACE_FACTOR
         need = max(images, images + memory - self.base.size)
-        return free_space(self._home) > need + _SPACE_LEFT
+        return free_space(self._home) > need + beside + _SPACE_LEFT
 
     def check_space(self) -> None:
         """Raises Fatal when the disk has no room for a checkpoint, even without the base."""

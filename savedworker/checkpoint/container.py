@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 RUNC_ID = "worker"
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 2, 4, 8, 4096
 _MNT_DETACH = 2
+_OF_IMAGES = (",noswap,huge=within_size", ",noswap", ",huge=within_size", "")
+"""Options of the tmpfs of images, the best that the kernel knows. noswap came with 6.4: what is swapped is where they were on disk;
+in huge pages a quarter less time is spent on memory. What CRIU has read is given back all the same."""
 _MAX_HELD = 1000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -190,13 +193,13 @@ class Container:
         self.home.images.mkdir(mode=0o700)
         flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
         try:
-            try:
-                _mount("tmpfs", self.home.images, "tmpfs", flags, f"mode=0700,size={size},noswap")
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                # A kernel before 6.4. What is swapped is then where the images were on disk.
-                _mount("tmpfs", self.home.images, "tmpfs", flags, f"mode=0700,size={size}")
+            for more in _OF_IMAGES:
+                try:
+                    _mount("tmpfs", self.home.images, "tmpfs", flags, f"mode=0700,size={size}{more}")
+                    return
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not more:
+                        raise
         except OSError:
             self.home.images.rmdir()
             raise

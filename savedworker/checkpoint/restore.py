@@ -24,7 +24,7 @@ from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, same_files_here
 from savedworker.checkpoint.free_memory import rooms
 from savedworker.checkpoint.keys import chunk_keys, read_index
-from savedworker.checkpoint.memory import rebuild
+from savedworker.checkpoint.memory import Keep, rebuild
 from savedworker.checkpoint.memory.pagemap import PAGE
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
 from savedworker.checkpoint.network import reset_all
@@ -107,11 +107,16 @@ def check_runtime(manifest: Manifest, spec: WorkerSpec) -> None:
 
 
 def restore(
-    container: Container, manifest: Manifest, chunks: ChunkStore, launch: Launch, incarnation: int
+    container: Container,
+    manifest: Manifest,
+    chunks: ChunkStore,
+    launch: Launch,
+    incarnation: int,
+    keep: Keep | None = None,
 ) -> Came:
     """Restore ``manifest`` into ``container`` (not prepared yet; its runtime must be the manifest's) as ``incarnation``.
 
-    ``launch`` runs runc with the worker's stdio. Raises Corrupt when stored data is damaged, Refused or Fatal when CRIU refuses.
+    ``launch`` runs runc with the worker's stdio. ``keep`` is given what the next checkpoint will be told against. Raises Corrupt when stored data is damaged, Refused or Fatal when CRIU refuses.
     When it raises, nothing is left on the instance.
     """
     check_runtime(manifest, container.spec)
@@ -135,15 +140,17 @@ def restore(
                 pool.submit(extract, index, target)
                 for index, target in ((upper, home.upper), (shm, home.shm))
             ]
-            _fetch_images(manifest, fetching, home.images)
+            _fetch_images(manifest, fetching, home.images, keep)
+            if keep is not None:
+                keep.close()
             crash_point("restore.images.after")
             snapshots.append(under_way[0].result())
             under_way[1].result()
             crash_point("restore.layer.after")
 
-    container.prepare(fill)
     home = container.home
     try:
+        container.prepare(fill)
         notes += _mend_volumes(container, manifest)
         rearm_timers(home.images / "files.img")
         pids = container.cgroup.pids
@@ -196,6 +203,8 @@ def restore(
         container.drop_images()
         return Came(tuple(notes), snapshots[0], keys[0])
     except BaseException:
+        if keep is not None:
+            keep.undo()  # it writes below the container's home
         container.teardown()
         raise
 
@@ -233,8 +242,9 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     )
 
 
-def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
+def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep | None = None) -> None:
     """Write CRIU's images into ``folder``, in parallel, each part of them verified. The first part that fails ends the others."""
+    kept = [] if keep is None else [keep.offer]
     names = [file.name for file in manifest.images] + [space.pages for space in manifest.memory]
     need = _image_size(manifest)
     if (
@@ -255,7 +265,7 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
         under_way: list[Future[None]] = []
         try:
             for space in manifest.memory:
-                under_way += rebuild(space, folder, chunks.view, pool)
+                under_way += rebuild(space, folder, chunks.view, pool, *kept)
             for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
                 part.result()
         except BaseException:

@@ -32,6 +32,7 @@ from savedworker.checkpoint.memory import (
     Captured,
     Chunks,
     InProcess,
+    Keep,
     Source,
     Spill,
     Unreadable,
@@ -237,7 +238,11 @@ class Saver:
         self._runc: subprocess.Popen[bytes] | None = None
         self._abandoned: subprocess.Popen[bytes] | None = None
 
-    def start_from(self, snapshot: layer.Snapshot, memory: Iterable[StoredMemory] = ()) -> None:
+    def keep(self, memory: Sequence[StoredMemory]) -> Keep:
+        """For a restore of a checkpoint with this ``memory``: what keeps of it what the next checkpoint is told against."""
+        return self._keeper.keep(memory, self._chunks.shares.waiting // 2)
+
+    def start_from(self, snapshot: layer.Snapshot, memory: Sequence[StoredMemory] = ()) -> None:
         """Take over what a restore knows of the layer and of the ``memory``, so that what does not change is not stored again."""
         self._snapshot = snapshot
         self._keeper.start_from(memory)

@@ -60,7 +60,9 @@ def bench(
     """
     from savedworker.bench.suite import PARTS as ALL
     from savedworker.bench.suite import Plan, begin, measure
+    from savedworker.checkpoint.allocator import begin_again_in_huge_pages
 
+    begin_again_in_huge_pages()  # as an agent does
     if os.geteuid() != 0:
         raise BadArgument("bench needs root", "run it with sudo")
     if not Path(scratch).is_dir():

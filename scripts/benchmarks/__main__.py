@@ -12,6 +12,7 @@ from pathlib import Path
 
 from savedworker.bench.suite import KINDS, PARTS, Plan, begin, measure
 from savedworker.bench.summary import table, write
+from savedworker.checkpoint.allocator import begin_again_in_huge_pages
 from scripts.benchmarks.object_store import KINDS as KINDS_OF_S3
 from scripts.benchmarks.object_store import s3
 from scripts.benchmarks.podman import PYTHON, Podman, installed, version
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> int:
     """Measure, write, print the table."""
+    begin_again_in_huge_pages()  # as an agent does
     given = arguments()
     plan = Plan(
         parts=given.only,

@@ -96,8 +96,9 @@ class Bench:
         spec = self.container.spec
         self.container.teardown()
         self.container = self._container(spec, manifest.runtime)
-        came = restore(self.container, manifest, self.chunks, launch or self._launch, incarnation=1)
         self.saver = Saver(self.container, self.chunks, StreamPosition)
+        keep = self.saver.keep(manifest.memory)
+        came = restore(self.container, manifest, self.chunks, launch or self._launch, 1, keep)
         self.saver.start_from(came.snapshot, manifest.memory)
         return came
 

@@ -67,7 +67,9 @@ def kernel() -> tuple[int, ...]:
 def left_behind(bench: Bench) -> list[str]:
     """Mounts, homes and threads of restores that are over."""
     mounts = [x for x in Path("/proc/self/mountinfo").read_text().splitlines() if str(bench.folder) in x]
-    threads = [x.name for x in threading.enumerate() if x.name.startswith(("restore", "layer", "chunks"))]
+    threads = [
+        x.name for x in threading.enumerate() if x.name.startswith(("restore", "layer", "chunks", "keep"))
+    ]
     return [*mounts, *map(str, bench.folder.glob("home-*")), *threads]
 
 
@@ -101,6 +103,7 @@ def test_the_images_are_in_memory_while_they_are_read_and_given_back_meanwhile(
     assert "nosuid,nodev,noexec" in mount
     assert "mode=700" in mount
     assert ("noswap" in mount) == (kernel() >= (6, 4))
+    assert ("huge=within_size" in mount) == Path("/sys/kernel/mm/transparent_hugepage").exists()
     assert left.endswith(", 0 blocks")
     assert mount_of_images(bench) == []
     assert not any(mount_of_images(bench, pid) for pid in bench.container.pids())
@@ -142,14 +145,15 @@ def test_where_no_tmpfs_can_be_mounted_they_are_on_disk(
     assert "are put on disk: a tmpfs cannot be mounted: Operation not permitted" in caplog.text
 
 
-def test_a_kernel_that_knows_no_noswap_has_them_in_memory_all_the_same(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unknown", ["noswap", "huge", "noswap huge"])
+def test_a_kernel_that_knows_less_has_them_in_memory_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
     saved(bench)
     mount = container._mount
 
     def older(source: str, target: Path, kind: str, flags: int, options: str) -> None:
-        if "noswap" in options:
+        if any(name in options for name in unknown.split()):
             raise OSError(errno.EINVAL, "Invalid argument")
         mount(source, target, kind, flags, options)
 
@@ -157,7 +161,7 @@ def test_a_kernel_that_knows_no_noswap_has_them_in_memory_all_the_same(
     seen: list[str] = []
     bench.restore(launch=looking(bench, seen))
     is_right(bench)
-    assert "noswap" not in seen[0]
+    assert not any(name in seen[0] for name in unknown.split())
     assert "mode=700" in seen[0]
     assert mount_of_images(bench) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from savedworker.checkpoint.memory import Keep
 from savedworker.model.errors import Corrupt
 from tests.checkpoint.bench import Bench
 
@@ -50,8 +51,11 @@ def test_a_periodic_checkpoint_relies_on_no_chunk_that_has_gone_or_lost_its_end(
     assert "same False" not in bench.text
 
 
-def test_what_a_running_worker_reads_and_finds_damaged_its_next_checkpoint_puts_again(bench: Bench) -> None:
-    """After a restore the base of the checkpoint is fetched beside the worker. Its chunks were whole a moment ago."""
+def test_what_a_running_worker_reads_and_finds_damaged_its_next_checkpoint_puts_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What of the base could not be kept in a restore is fetched beside the worker. Its chunks were whole a moment ago."""
+    monkeypatch.setattr(Keep, "offer", lambda *_: None)
     bench.python(HOLDS, interpreter="/usr/bin/python3")
     bench.until_output("same True\n")
     bench.save()

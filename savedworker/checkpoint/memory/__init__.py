@@ -7,12 +7,13 @@ instance has of the groups in the store: a window that is in it is stored as the
 has a base: a checkpoint names the groups that it is told against, and is complete with them.
 
 ``sources.py`` reads the memory of a dump, ``capture.py`` stores it, through ``spill.py`` if the worker is not to wait, ``rebuild.py`` brings them back bit for bit, ``warm.py`` reads a base from the running
-worker, ``inherit.py`` fetches that of the checkpoint it was restored from.
+worker, ``keep.py`` and ``inherit.py`` have that of the checkpoint it was restored from.
 """
 
 from savedworker.checkpoint.memory.base import Base, BaseDamaged
 from savedworker.checkpoint.memory.capture import Captured, Chunks, capture
 from savedworker.checkpoint.memory.inherit import inherit
+from savedworker.checkpoint.memory.keep import Keep
 from savedworker.checkpoint.memory.rebuild import rebuild
 from savedworker.checkpoint.memory.sources import InProcess, Source, Unreadable, find_sources
 from savedworker.checkpoint.memory.spill import Spill
@@ -24,6 +25,7 @@ __all__ = [
     "Captured",
     "Chunks",
     "InProcess",
+    "Keep",
     "Source",
     "Spill",
     "Unreadable",

@@ -1,4 +1,7 @@
-"""After a restore the base is what the checkpoint was told against: those groups, and not the memory, are in the store."""
+"""After a restore the base is what the checkpoint was told against: those groups, and not the memory, are in the store.
+
+Most of them were kept while the worker was restored (``keep.py``); the others are fetched again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from savedworker.model.manifest import StoredMemory
 
 
 def inherit(stored: StoredMemory, base: Base, get: Get, still_wanted: Callable[[], None]) -> None:
-    """Fetch the groups of one space into ``base``, so that the next checkpoint uploads what changed and not all of it again.
+    """Fetch what ``base`` lacks of the groups of one space, so that the next checkpoint uploads what changed and not all of it again.
 
     ``still_wanted`` is called before every group and may raise, as may ``get``; what was added stays. Raises OSError when the
     base cannot be written.

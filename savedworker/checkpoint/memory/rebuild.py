@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from savedworker.model.manifest import MemoryGroup, StoredMemory
 
 Get = Callable[[str], bytes | memoryview]
 """The verified content of a chunk."""
+Kept = Callable[[str, MemoryGroup, memoryview], None]
+"""Is shown the content of every group of a space that a checkpoint is told against (not of what changed)."""
 
 _TASK = 8
 """Windows of one task where nothing else says which belong together."""
@@ -28,7 +31,9 @@ class _Room(threading.local):
         self.content = blank()
 
 
-def rebuild(stored: StoredMemory, folder: Path, get: Get, pool: Executor) -> list[Future[None]]:
+def rebuild(
+    stored: StoredMemory, folder: Path, get: Get, pool: Executor, kept: Kept = lambda *_: None
+) -> list[Future[None]]:
     """Begin to write the pages file of one space into ``folder``, where its pagemap is. All of it is there when the futures are done.
 
     Raises Corrupt, here or from a future, when the manifest, the pagemap and the chunks do not fit each other, and what
@@ -47,7 +52,7 @@ def rebuild(stored: StoredMemory, folder: Path, get: Get, pool: Executor) -> lis
         os.ftruncate(fd, space.size)
     room = _Room()
     return [
-        pool.submit(_write, path, windows, whole, delta, get, room)
+        pool.submit(_write, path, windows, whole, delta, get, partial(kept, space.name), room)
         for delta, windows in _tasks(space.windows, deltas)
     ]
 
@@ -87,16 +92,19 @@ def _write(
     whole: dict[int, MemoryGroup],
     delta: MemoryGroup | None,
     get: Get,
+    kept: Callable[[MemoryGroup, memoryview], None],
     room: _Room,
 ) -> None:
-    changes = _records(delta, get) if delta is not None else {}
+    changes = _records(delta, memoryview(get(delta.key))) if delta is not None else {}
     group: MemoryGroup | None = None
     records: dict[int, tuple[Mask, Words]] = {}
     with opened(path, os.O_WRONLY) as fd:
         for window in windows:
             if group is not whole[window.number]:
                 group = whole[window.number]
-                records = _records(group, get)
+                data = memoryview(get(group.key))
+                records = _records(group, data)
+                kept(group, data)
             mask, content = records[window.number]
             if window.number in changes or not mask.all():
                 fill(room.content, mask, content)
@@ -109,6 +117,5 @@ def _write(
                 write_at(fd, view[segment.start : segment.start + segment.length], segment.offset)
 
 
-def _records(group: MemoryGroup, get: Get) -> dict[int, tuple[Mask, Words]]:
-    data = memoryview(get(group.key))
+def _records(group: MemoryGroup, data: memoryview) -> dict[int, tuple[Mask, Words]]:
     return dict(zip(group.windows, split(data, len(group.windows), group.key), strict=True))

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from savedworker.checkpoint.allocator import in_huge_pages
 from savedworker.fleet.local import namespaces, network
 from savedworker.fleet.local.cgroup import HostCgroup
 from savedworker.fleet.local.destroy import destroy, dismantle, unmount_below
@@ -118,6 +119,7 @@ class HostDaemon:
             self._record.agent_command,
             cwd=self._host.scratch,
             stdin=subprocess.DEVNULL,
+            env=in_huge_pages(os.environ),
             start_new_session=True,
         )
         log.info("agent started as pid %d", self._agent.pid)

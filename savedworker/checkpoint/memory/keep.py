@@ -1,0 +1,96 @@
+"""What a restore fetches is kept as the base of the next checkpoint, as far as disk and processor leave room for that.
+
+The worker does not wait for it: what there is no room for at that moment is left out, and fetched again once the worker runs
+(``inherit.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from savedworker.checkpoint.memory.base import Base
+from savedworker.checkpoint.memory.records import split
+from savedworker.checkpoint.priority import give_way
+from savedworker.model.errors import Corrupt
+from savedworker.model.manifest import MemoryGroup
+
+log = logging.getLogger(__name__)
+
+
+class Keep:
+    """Writes groups into ``base`` on a thread of its own, which gives way. Until that has ended nobody else may use ``base``.
+
+    ``most``: bytes of groups that wait to be written at most. ``has_room`` is asked before each, and says whether the disk takes it.
+    """
+
+    def __init__(self, base: Base, most: int, has_room: Callable[[], bool]) -> None:
+        self._base, self._most, self._has_room = base, most, has_room
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, MemoryGroup, memoryview]] = deque()
+        self._held = 0
+        self._taken: set[tuple[str, int]] = set()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, space: str, group: MemoryGroup, data: memoryview) -> None:
+        """Here is the verified content of a group of ``space``. Returns at once. Any thread may call."""
+        name = (space, group.windows[0])
+        with self._changed:
+            if self._closed or name in self._taken or self._held + len(data) > self._most:
+                return
+            self._taken.add(name)
+            self._held += len(data)
+            self._waiting.append((space, group, data))
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="keep", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Nothing more is offered: the thread ends with what it has."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def wait(self) -> None:
+        """Close, and wait until all that was taken is written."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def drop(self) -> None:
+        """Close, and do without what is not written yet."""
+        with self._changed:
+            self._waiting.clear()
+        self.wait()
+
+    def undo(self) -> None:
+        """The restore failed: nothing is left in ``base``."""
+        self.drop()
+        self._base.clear()
+
+    def _write(self) -> None:
+        give_way()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                space, group, data = self._waiting.popleft()
+            try:
+                if not self._has_room():
+                    log.info("what is fetched is not kept any further: the disk has no room for it")
+                    break
+                masks = [mask for mask, _ in split(data, len(group.windows), group.key)]
+                self._base.add(space, group.windows, masks, group.key, data)
+            except (OSError, Corrupt) as error:
+                log.warning("what is fetched is not kept any further: %s", error)
+                break
+            with self._changed:
+                self._held -= len(data)
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
