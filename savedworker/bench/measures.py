@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from savedworker.bench.rig import CHANGES, PROGRAM, SCATTER, Rig, forget, phases, warm
+from savedworker.bench.rig import CHANGES, FILES, PROGRAM, SCATTER, Rig, forget, phases, warm
 from savedworker.checkpoint.cgroups import Cgroup
 from savedworker.checkpoint.processes import inner_pid
 from savedworker.controller.client import Client
@@ -166,6 +166,21 @@ def sealing(folder: Path, interpreter: str, gib: float, runs: int, store: str | 
                 )
             finally:
                 rig.close()
+    return samples
+
+
+def files(folder: Path, interpreter: str, count: int, runs: int, store: str | None = None) -> Samples:
+    """A held first save of a worker that wrote ``count`` small files, the objects that this made, and its restore."""
+    samples: Samples = {}
+    for _ in range(runs):
+        rig = Rig(folder, interpreter, store)
+        try:
+            saver = rig.start(FILES, str(count))
+            saved, _, manifest = rig.save(saver, 1, hold=True)
+            restored, _ = rig.restore(manifest)
+            _add(samples, save=saved.seconds, objects=float(rig.chunks.chunks_uploaded), restore=restored)
+        finally:
+            rig.close()
     return samples
 
 

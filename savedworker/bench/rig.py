@@ -101,6 +101,18 @@ while True:
 """
 """Standard library only, so that it runs in any image. ``kind`` says what 5% of its memory do at SIGUSR1 (``incompressible``: all of it)."""
 
+FILES = """
+import os, sys, time
+for i in range(int(sys.argv[1])):
+    folder = f"/srv/{i // 100}"
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/{i}", "wb") as file:
+        file.write(os.urandom(4000))
+print("ready", flush=True)
+time.sleep(1e6)
+"""
+"""So many files of 4000 bytes each."""
+
 _numbers = itertools.count(1)
 
 

@@ -18,7 +18,7 @@ from savedworker.bench.measures import Peer
 from savedworker.bench.summary import Figure, Results, figure
 from savedworker.model.spec import WorkerSpec
 
-PARTS = ("overhead", "freeze", "restore", "change", "reclaim", "notice", "sealing", "memory")
+PARTS = ("overhead", "freeze", "restore", "change", "reclaim", "notice", "sealing", "memory", "files")
 KINDS = ("scattered", "contiguous", "heap", "growth", "incompressible")
 
 
@@ -37,7 +37,7 @@ class Plan:
     peer: Callable[[Path], Peer] | None = None
     """Makes the peer that ``reclaim`` is measured beside. It runs /usr/bin/python3, and then ours does."""
     store: str | None = None
-    """Where freeze, restore, change, reclaim and sealing store; without it a directory on the disk."""
+    """Where freeze, restore, change, reclaim, sealing and files store; without it a directory on the disk."""
     store_name: str = ""
     """What that is, for people; the kind of its URL unless given."""
     quick: bool = False
@@ -60,6 +60,10 @@ def measure(plan: Plan, say: Callable[[str], None], results: Results) -> None:
             for gib in plan.sizes if name in plan.parts else ():
                 say(f"{name}, {gib:g} GiB")
                 _in_scratch(plan.scratch, partial(part, gib))
+        if "files" in plan.parts:
+            count = 500 if plan.quick else 10_000
+            say(f"files, {count}")
+            _in_scratch(plan.scratch, lambda folder: _files(plan, folder, count, f))
         if "overhead" in plan.parts:
             say("overhead")
             _in_scratch(plan.scratch, lambda folder: _overhead(plan, folder, f))
@@ -224,6 +228,15 @@ def _memory(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None
             )
             for what, samples in peaks.items()
         ]
+
+
+def _files(plan: Plan, folder: Path, count: int, figures: list[Figure]) -> None:
+    s = measures.files(folder, plan.interpreter, count, plan.runs, plan.store)
+    figures += [
+        figure(f"first full save to committed, {count} small files", s["save"], "s"),
+        figure(f"objects stored for it, {count} small files", s["objects"], ""),
+        figure(f"restore to running, {count} small files", s["restore"], "s"),
+    ]
 
 
 def _overhead(plan: Plan, folder: Path, figures: list[Figure]) -> None:

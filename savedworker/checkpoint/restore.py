@@ -223,7 +223,7 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     CRIU then gives back what it has read (``auto-dedup``), so that worker and images are there at once only for a part.
     """
     size = _image_size(manifest)
-    beside = sum(length for entry in shm.entries for _, length, _ in entry.data)
+    beside = sum(extent.length for entry in shm.entries for extent in entry.data)
     need = memory_need(size, len(manifest.memory), beside, budget)
     place = choose_place(need, rooms())
     if place.in_memory:

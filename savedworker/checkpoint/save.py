@@ -499,12 +499,17 @@ class Saver:
         return result
 
     def _reusable(self) -> layer.Snapshot | None:
-        """What is known of the layer, without the files of which a chunk may not be in the store any more: they are read again."""
+        """What is known of the layer, without the files that are read again: a chunk may not be in the store any more, or is hardly used."""
         if self._snapshot is None:
             return None
-        states = self._snapshot.states.items()
+        states = self._snapshot.states
+        waste = layer.wasteful(states.values())
         return layer.Snapshot(
-            {file: x for file, x in states if all(self._chunks.is_fresh(key) for _, _, key in x.data)}
+            {
+                file: state
+                for file, state in states.items()
+                if all(x.key not in waste and self._chunks.is_fresh(x.key) for x in state.data)
+            }
         )
 
     def _wait_until_it_can_stop(self, still_wanted: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.criu  # extracting restores owners, which needs root
 
 DATA = b"hello"
 KEY = hashlib.sha256(DATA).hexdigest()
+SHARED = hashlib.sha256(2 * DATA).hexdigest()
 META = {"mode": 0o644, "uid": 0, "gid": 0, "mtime_ns": 0}
 ROOT_ENTRY = {"path": ".", "kind": "dir", **META}
 
@@ -42,12 +43,12 @@ def a_link(path: str, target: str) -> dict[str, Any]:
 
 
 def document(*entries: Any, **changes: Any) -> bytes:
-    body = {"format": "savedworker-layer", "version": 1, "entries": [ROOT_ENTRY, *entries], **changes}
+    body = {"format": "savedworker-layer", "version": 2, "entries": [ROOT_ENTRY, *entries], **changes}
     return json.dumps(body).encode()
 
 
 def fetch(key: str) -> bytes:
-    return {KEY: DATA}[key]
+    return {KEY: DATA, SHARED: 2 * DATA}[key]
 
 
 @pytest.fixture
@@ -115,6 +116,17 @@ HOSTILE: dict[str, bytes] = {
     "key with a newline": document(a_file(data=[[0, 5, KEY + "\n"]])),
     "key is a number": document(a_file(data=[[0, 5, 7]])),
     "two in an extent": document(a_file(data=[[0, 5]])),
+    "four in an extent": document(a_file(data=[[0, 5, KEY, 0]])),
+    "before its chunk": document(a_file(data=[[0, 5, KEY, -1, 50]])),
+    "behind its chunk": document(a_file(data=[[0, 5, KEY, 46, 50]])),
+    "shared chunk is huge": document(a_file(data=[[0, 5, KEY, 0, CHUNK_SIZE + 1]])),
+    "place is true": document(a_file(data=[[0, 5, KEY, True, 50]])),
+    "size of the chunk is text": document(a_file(data=[[0, 5, KEY, 0, "50"]])),
+    "a chunk of two sizes": document(
+        a_file(data=[[0, 5, KEY, 0, 50]]), a_file("other", data=[[0, 5, KEY, 0, 51]])
+    ),
+    "shared and whole": document(a_file(size=55, data=[[0, 5, KEY, 0, 50], [5, 50, KEY]])),
+    "two shared chunks": document(a_file(size=9, data=[[0, 4, KEY, 0, 50], [4, 4, KEY[::-1], 0, 50]])),
     "extents in an object": document(a_file(data={"0": KEY})),
     "disk": document({"path": "x", "kind": "device", **META, "major": 8, "minor": 0}),
     "mem": document({"path": "x", "kind": "device", **META, "major": 1, "minor": 1}),
@@ -166,7 +178,7 @@ def test_a_hostile_index_is_refused(name: str) -> None:
         LayerIndex.parse(HOSTILE[name])
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None])
+@pytest.mark.parametrize("version", [3, 0, "1", 1.0, True, None])
 def test_an_unknown_format_version_is_refused_by_name(version: Any) -> None:
     with pytest.raises(Refused, match="version") as caught:
         LayerIndex.parse(document(version=version))
@@ -264,6 +276,8 @@ GOOD: list[dict[str, Any]] = [
     a_link("s", "../outside"),
     a_link("d/s", "../../outside"),
     a_file("d/f", xattrs={"user.x": "eA=="}),
+    a_file("d/shared", data=[[0, 5, SHARED, 0, 10]]),
+    a_file("shared", data=[[0, 5, SHARED, 5, 10]]),
     {"path": "h", "kind": "file", "link": "file"},
     {"path": "n", "kind": "device", **META, "major": 1, "minor": 3},
     {"path": "p", "kind": "fifo", **META},

@@ -25,11 +25,15 @@ from savedworker.checkpoint.layer import (
     precopy,
     shared_writable_files,
 )
+from savedworker.checkpoint.layer.pack import SMALL
 from savedworker.checkpoint.layer.signature import FileId
 from savedworker.model.errors import Fatal
 from tests.checkpoint.layer_trees import Chunks, described, mounted_overlay, unmount
 
 pytestmark = pytest.mark.criu  # owners and attributes need root
+
+ALONE = b"x" * (SMALL + 1)
+"""The content of a file that shares its chunk with no other."""
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_a_file_changed_after_precopy_is_captured_as_it_was_at_the_freeze(root: 
     (root / "dir").mkdir()
     chunks.sunk.clear()
     restored(root, ahead, chunks)
-    assert sorted(chunks.sunk) == sorted(map(len, ["after!", "replacement", "created"]))
+    assert chunks.sunk == [len("after!" + "replacement" + "created")]
 
 
 def test_a_change_that_keeps_size_and_mtime_is_seen(root: Path) -> None:
@@ -266,7 +270,7 @@ def test_precopy_does_not_follow_a_directory_that_became_a_symlink(root: Path) -
     (root / "a").mkdir()
     (root / "b").mkdir()
     for directory in ("a", "b"):
-        (root / directory / "file").write_text("x")
+        (root / directory / "file").write_bytes(ALONE)
     seen: list[bytes] = []
 
     def sink(data: bytes) -> str:
@@ -278,7 +282,7 @@ def test_precopy_does_not_follow_a_directory_that_became_a_symlink(root: Path) -
         return "0" * 64
 
     precopy(root, sink)
-    assert seen == [b"x"]
+    assert seen == [ALONE]
 
 
 def test_what_the_sink_raises_ends_precopy_unchanged(root: Path) -> None:
@@ -292,11 +296,12 @@ def test_what_the_sink_raises_ends_precopy_unchanged(root: Path) -> None:
 
 
 def test_completing_can_be_repeated_after_the_sink_failed(root: Path) -> None:
-    (root / "one").write_text("1")
-    (root / "two").write_bytes(os.urandom(300_000))
+    (root / "one").write_bytes(ALONE)
+    (root / "two").write_bytes(os.urandom(len(ALONE)))
+    (root / "three").write_text("1")
     chunks = Chunks()
     pending = finish(root, PreCopy(), stage_of(root))
-    assert pending.bytes_staged == 300_001
+    assert pending.bytes_staged == 2 * len(ALONE) + 1
     calls = iter(range(10))
 
     def flaky(data: bytes) -> str:
@@ -306,11 +311,13 @@ def test_completing_can_be_repeated_after_the_sink_failed(root: Path) -> None:
 
     with pytest.raises(ConnectionResetError):
         pending.complete(flaky)
-    (root / "one").write_text("not in the checkpoint")
+    (root / "three").write_text("not in the checkpoint")
     index, _ = pending.complete(chunks.sink)
     (root.parent / "again").mkdir()
     extract(index, chunks.fetch, root.parent / "again")
-    assert (root.parent / "again/one").read_text() == "1"
+    assert (root.parent / "again/one").read_bytes() == ALONE
+    assert (root.parent / "again/two").read_bytes() == (root / "two").read_bytes()
+    assert (root.parent / "again/three").read_text() == "1"
     assert os.listdir(stage_of(root)) == []
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from savedworker.checkpoint.layer import CHUNK_SIZE, LayerIndex, PreCopy, extract, finish, precopy
 from savedworker.checkpoint.layer.index import MAX_DEPTH
+from savedworker.checkpoint.layer.pack import SMALL
 from savedworker.model.errors import Refused
 from tests.checkpoint.layer_trees import Chunks, described, mounted_overlay, unmount
 
@@ -267,7 +268,8 @@ def test_paths_longer_than_path_max_come_back_and_hold_no_descriptors(tmp_path: 
     chunks = Chunks()
     before = len(os.listdir("/proc/self/fd"))
 
-    index = captured(root, chunks, tmp_path / "stage")
+    assert len(precopy(root, chunks.sink).snapshot.states) == 2 * levels
+    index = captured(root, chunks, tmp_path / "stage", warm=False)
     again = extracted(index, chunks, tmp_path / "again")
 
     assert len(os.listdir("/proc/self/fd")) == before
@@ -307,8 +309,8 @@ def test_fifty_thousand_small_files_come_back(tmp_path: Path) -> None:
 def test_chunks_are_fetched_from_several_threads_and_not_far_ahead(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    for number in range(200):
-        (root / f"{number}").write_bytes(random.Random(number).randbytes(100))
+    for number in range(20):
+        (root / f"{number}").write_bytes(random.Random(number).randbytes(SMALL + 1))
     chunks = Chunks()
     index = captured(root, chunks, tmp_path / "stage")
     together = threading.Barrier(4, timeout=20)
@@ -324,12 +326,14 @@ def test_chunks_are_fetched_from_several_threads_and_not_far_ahead(tmp_path: Pat
     assert described(tmp_path / "again") == described(root)
 
 
-def test_small_files_do_not_wait_for_the_store_two_at_a_time(tmp_path: Path) -> None:
-    """With two threads for large chunks: a layer of many small files would take hours over a distant store."""
+def test_small_chunks_do_not_wait_for_the_store_two_at_a_time(tmp_path: Path) -> None:
+    """With two threads for large chunks: a file of many small pieces between holes would take long over a distant store."""
     root = tmp_path / "root"
     root.mkdir()
-    for number in range(100):
-        (root / f"{number}").write_bytes(random.Random(number).randbytes(100))
+    with open(root / "pieces", "wb") as file:
+        for number in range(100):
+            file.seek(number << 20)
+            file.write(random.Random(number).randbytes(4096))
     (root / "large").write_bytes(random.Random(0).randbytes(9 << 20))
     chunks = Chunks()
     index = captured(root, chunks, tmp_path / "stage")
@@ -341,7 +345,7 @@ def test_small_files_do_not_wait_for_the_store_two_at_a_time(tmp_path: Path) -> 
     def fetch(key: str) -> bytes:
         nonlocal large
         data = chunks.fetch(key)
-        if len(data) == 100:
+        if len(data) == 4096:
             with turn:
                 at_once.append(1)
                 first = len(at_once) <= 16

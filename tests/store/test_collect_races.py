@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from savedworker.checkpoint.keys import stored_chunk_keys
-from savedworker.checkpoint.layer import Entry, LayerIndex
+from savedworker.checkpoint.layer import Entry, Extent, LayerIndex
 from savedworker.model.errors import Corrupt, NotFound, Temporary
 from savedworker.model.fingerprint import Fingerprint
 from savedworker.model.manifest import (
@@ -38,7 +38,7 @@ POOL = [b"one" * 50, b"two" * 50, b"three" * 50, b"four" * 50]
 
 def index_of(contents: list[bytes]) -> LayerIndex:
     files = [
-        Entry(f"f{n}", "file", size=len(data), data=((0, len(data), PLAIN.chunk_name(data)),))
+        Entry(f"f{n}", "file", size=len(data), data=(Extent.whole(0, len(data), PLAIN.chunk_name(data)),))
         for n, data in enumerate(contents)
     ]
     return LayerIndex([Entry(".", "dir"), *files])

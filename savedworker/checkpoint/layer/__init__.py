@@ -11,6 +11,7 @@ from savedworker.checkpoint.layer.errors import ChangedWhileFrozen, NoSpace
 from savedworker.checkpoint.layer.extract import extract
 from savedworker.checkpoint.layer.index import CHUNK_SIZE, FORMAT_VERSION, Entry, Extent, LayerIndex
 from savedworker.checkpoint.layer.mapped import shared_writable_files
+from savedworker.checkpoint.layer.pack import wasteful
 from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "finish",
     "precopy",
     "shared_writable_files",
+    "wasteful",
 ]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from savedworker.checkpoint.layer.content import Stage, Staged, Unreadable, chunks, open_regular
 from savedworker.checkpoint.layer.errors import OUTSIDER, ChangedWhileFrozen, os_errors, translated
-from savedworker.checkpoint.layer.index import KEPT_DEVICES, ROOT, Entry, Extent, LayerIndex
+from savedworker.checkpoint.layer.index import KEPT_DEVICES, ROOT, Entry, LayerIndex
 from savedworker.checkpoint.layer.index import check as check_index
+from savedworker.checkpoint.layer.pack import Packer
 from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, settled_before
 from savedworker.checkpoint.layer.tree import DirectoryCursor, read_xattrs, walk
 from savedworker.model.errors import Refused, SavedWorkerError
@@ -53,6 +54,7 @@ def precopy(
     known = previous.states if previous is not None else {}
     result = PreCopy()
     states = result.snapshot.states
+    packer = Packer(sink)
     horizon = settled_before()
     busy = mapped() if mapped is not None else ()
     with os_errors("read", root):
@@ -65,7 +67,7 @@ def precopy(
             before = known.get(identity)
             if before is not None and identity not in busy and before.holds_for(status):
                 states[identity] = before
-                result.bytes_reused += sum(extent[1] for extent in before.data)
+                result.bytes_reused += sum(extent.length for extent in before.data)
                 continue
             _kind(path, status)
             state = FileState.of(status, status.st_ctime_ns < horizon and identity not in busy)
@@ -73,14 +75,11 @@ def precopy(
                 _read_attributes(state, directory, name)
                 if stat.S_ISREG(status.st_mode):
                     with open_regular(directory, name, identity) as file:
-                        data: list[Extent] = []
-                        for offset, chunk in chunks(file, status, tolerant=True):
-                            data.append((offset, len(chunk), sink(chunk)))
-                            result.bytes_read += len(chunk)
-                        state.data = tuple(data)
+                        result.bytes_read += packer.add(state, chunks(file, status, tolerant=True))
             except Unreadable:
                 continue
             states[identity] = state
+    packer.flush()
     return result
 
 
@@ -172,11 +171,10 @@ class Pending:
         Needs neither the freeze nor the tree. The stage is removed on success. When ``sink`` raises, the stage stays: call
         again, or ``discard``. The index is checked, so what is returned can be extracted. Raises Fatal if the stage is damaged.
         """
+        packer = Packer(sink)
         for identity, copy in self.staged.items():
-            data: list[Extent] = []
-            for offset, chunk in copy.chunks(self.stage):
-                data.append((offset, len(chunk), sink(chunk)))
-            self.fresh[identity].data = tuple(data)
+            packer.add(self.fresh[identity], copy.chunks(self.stage))
+        packer.flush()
         entries: list[Entry] = []
         first_names: dict[FileId, str] = {}
         states: dict[FileId, FileState] = {}

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,9 +51,17 @@ def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> 
             if os.listdir(cursor.root):
                 raise Refused(f"{str(target)!r} is not empty", "extract into a new directory")
             _forget_acls(cursor.root)
-        data = _fetched(index, fetch, threads)
+        packs: dict[str, list[Entry]] = {}
+        alone: list[tuple[str, int]] = []
+        for entry in index.entries:
+            if entry.data and entry.data[0].packed:
+                packs.setdefault(entry.data[0].key, []).append(entry)
+            else:
+                alone += [(x.key, x.length) for x in entry.data]
+        shared = [(key, files[0].data[0].of) for key, files in packs.items()]
+        data = _fetched(alone + shared, fetch, threads)
         try:
-            return _build(index, data, cursor, sources)
+            return _build(index, packs, data, cursor, sources)
         finally:
             data.close()
 
@@ -69,36 +77,57 @@ def _forget_acls(root: int) -> None:
 
 
 def _build(
-    index: LayerIndex, data: Iterator[bytes], cursor: DirectoryCursor, sources: DirectoryCursor
+    index: LayerIndex,
+    packs: dict[str, list[Entry]],
+    data: Iterator[bytes],
+    cursor: DirectoryCursor,
+    sources: DirectoryCursor,
 ) -> Snapshot:
+    """Directories and what has chunks for itself, then pack by pack, as ``data`` comes; then the other names of files."""
     states: dict[FileId, FileState] = {}
-    linked: set[str] = set()
+    links: list[Entry] = []
+
+    def parent_of(path: str) -> tuple[int, str]:
+        parent, _, name = path.rpartition("/")
+        with os_errors("create", path):
+            return cursor.open(parent or ROOT), name
+
+    def write(entry: Entry, data: Iterator[memoryview]) -> None:
+        status = _write_file(entry, *parent_of(entry.path), data)
+        states[status.st_dev, status.st_ino] = _state(entry, status)
+
     for entry in index.entries:
         if entry.path == ROOT or entry.kind == "socket-skipped":
             continue
-        parent, _, name = entry.path.rpartition("/")
-        with os_errors("create", entry.path):
-            here = cursor.open(parent or ROOT)
         if entry.link is not None:
-            above, _, first = entry.link.rpartition("/")
-            with os_errors("link", entry.path):
-                os.link(
-                    first,
-                    name,
-                    src_dir_fd=sources.open(above or ROOT),
-                    dst_dir_fd=here,
-                    follow_symlinks=False,
-                )
-            linked.add(entry.link)
+            links.append(entry)
         elif entry.kind == "file":
-            status = _write_file(entry, here, name, data)
-            states[status.st_dev, status.st_ino] = _state(entry, status)
-        elif entry.kind == "dir":
-            with os_errors("create", entry.path):
-                os.mkdir(name, 0o700, dir_fd=here)
+            if not (entry.data and entry.data[0].packed):
+                write(entry, (memoryview(next(data)) for _ in entry.data))
         else:
+            here, name = parent_of(entry.path)
             with os_errors("create", entry.path):
-                _make_special(entry, here, name)
+                if entry.kind == "dir":
+                    os.mkdir(name, 0o700, dir_fd=here)
+                else:
+                    _make_special(entry, here, name)
+    for files in packs.values():
+        pack = memoryview(next(data))
+        for entry in files:
+            write(entry, (pack[x.at : x.at + x.length] for x in entry.data))
+    for entry in links:
+        assert entry.link is not None
+        here, name = parent_of(entry.path)
+        above, _, first = entry.link.rpartition("/")
+        with os_errors("link", entry.path):
+            os.link(
+                first,
+                name,
+                src_dir_fd=sources.open(above or ROOT),
+                dst_dir_fd=here,
+                follow_symlinks=False,
+            )
+    linked = {entry.link for entry in links if entry.link is not None}
     for path in linked:  # link(2) changes the ctime
         parent, _, name = path.rpartition("/")
         with os_errors("look at", path):
@@ -122,17 +151,12 @@ def _state(entry: Entry, status: os.stat_result) -> FileState:
     return state
 
 
-def _write_file(entry: Entry, directory: int, name: str, data: Iterator[bytes]) -> os.stat_result:
+def _write_file(entry: Entry, directory: int, name: str, data: Iterator[memoryview]) -> os.stat_result:
     with os_errors("create", entry.path):
         fd = os.open(name, _CREATE, 0o600, dir_fd=directory)
     with OpenFile(fd):
-        for offset, length, key in entry.data:
-            chunk = memoryview(next(data))
-            if len(chunk) != length:
-                raise Corrupt(
-                    f"chunk {key} of {entry.path!r} has {len(chunk)} bytes instead of {length}",
-                    "the checkpoint is damaged; use an earlier one",
-                )
+        for extent, chunk in zip(entry.data, data, strict=True):
+            offset = extent.offset
             with os_errors("write", entry.path):
                 while chunk:
                     written = os.pwrite(fd, chunk, offset)
@@ -169,8 +193,11 @@ def _make_special(entry: Entry, directory: int, name: str) -> None:
     os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=directory, follow_symlinks=False)
 
 
-def _fetched(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
-    return (fetch(key) for key in index.chunk_keys()) if threads <= 1 else _ahead(index, fetch, threads)
+def _fetched(chunks: Sequence[tuple[str, int]], fetch: Fetch, threads: int) -> _Data:
+    """The content of ``chunks``, keys and sizes, in order."""
+    if threads > 1:
+        return _ahead(chunks, fetch, threads)
+    return (_fetch(fetch, key, size) for key, size in chunks)
 
 
 def _fetch(fetch: Fetch, key: str, length: int) -> bytes:
@@ -184,13 +211,13 @@ def _fetch(fetch: Fetch, key: str, length: int) -> bytes:
     return data
 
 
-def _ahead(index: LayerIndex, fetch: Fetch, threads: int) -> _Data:
+def _ahead(chunks: Sequence[tuple[str, int]], fetch: Fetch, threads: int) -> _Data:
     waiting: deque[tuple[Future[bytes], int]] = deque()
     held = 0
     large = ThreadPoolExecutor(threads, "layer-fetch")
     small = ThreadPoolExecutor(_SMALL_AT_ONCE, "layer-fetch-small")
     try:
-        for _, length, key in (extent for entry in index.entries for extent in entry.data):
+        for key, length in chunks:
             room = max(length, _LEAST)
             pool = small if length <= _SMALL else large
             waiting.append((pool.submit(_fetch, fetch, key, length), room))

@@ -11,12 +11,13 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from savedworker.model.errors import Refused
 
 FORMAT = "savedworker-layer"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had a chunk for every extent; it is read as well."""
 
 CHUNK_SIZE = 4 << 20
 """Bytes. File data is cut at multiples of this offset; no chunk is longer."""
@@ -40,8 +41,25 @@ _PATH_MAX = 4096
 _XATTR_NAME_MAX = 255
 _XATTR_SIZE_MAX = 65536
 
-Extent = tuple[int, int, str]
-"""Offset and length in bytes, and the key of the chunk with exactly that many bytes."""
+
+class Extent(NamedTuple):
+    """A piece of a file: ``length`` bytes at ``offset`` of it, which begin at byte ``at`` of chunk ``key``, one of ``of`` bytes."""
+
+    offset: int
+    length: int
+    key: str
+    at: int
+    of: int
+
+    @classmethod
+    def whole(cls, offset: int, length: int, key: str) -> Extent:
+        """One that has its chunk for itself."""
+        return cls(offset, length, key, 0, length)
+
+    @property
+    def packed(self) -> bool:
+        """Whether there is something else in its chunk."""
+        return self.length != self.of
 
 
 @dataclass(slots=True)
@@ -79,10 +97,10 @@ class LayerIndex:
     entries: list[Entry]
 
     def chunk_keys(self) -> Iterator[str]:
-        """Chunk keys in the order in which ``extract`` asks for them; a key can come more than once."""
+        """Keys of the chunks; a key can come more than once."""
         for entry in self.entries:
-            for _, _, key in entry.data:
-                yield key
+            for extent in entry.data:
+                yield extent.key
 
     def to_bytes(self) -> bytes:
         """The document as compact JSON."""
@@ -106,9 +124,9 @@ class LayerIndex:
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise _refused(f"its format is not {FORMAT!r}")
         version = raw.get("version")
-        if type(version) is not int or version != FORMAT_VERSION:
+        if type(version) is not int or version not in (1, FORMAT_VERSION):
             raise Refused(
-                f"layer index of format version {version!r} is unknown; this program reads version {FORMAT_VERSION}",
+                f"layer index of format version {version!r} is unknown; this program reads versions 1 and {FORMAT_VERSION}",
                 "restore with the version of Saved Worker that wrote it, or a later one",
             )
         entries = raw.get("entries")
@@ -157,7 +175,7 @@ def _to_json(entry: Entry) -> dict[str, Any]:
         out["xattrs"] = {name: b64encode(value).decode("ascii") for name, value in entry.xattrs.items()}
     if entry.kind == "file":
         out["size"] = entry.size
-        out["data"] = entry.data
+        out["data"] = [extent if extent.packed else extent[:3] for extent in entry.data]
     elif entry.kind == "symlink":
         out["target"] = entry.target
     elif entry.kind == "device":
@@ -204,11 +222,13 @@ def _data_from_json(raw: Any, path: str) -> tuple[Extent, ...]:
     if not isinstance(raw, list):
         raise _refused("data is not a list", path)
     for extent in raw:
-        if not isinstance(extent, list) or len(extent) != 3 or not isinstance(extent[2], str):
-            raise _refused("data is not a list of (offset, length, key)", path)
-        if type(extent[0]) is not int or type(extent[1]) is not int:
+        if not isinstance(extent, list) or len(extent) not in (3, 5) or not isinstance(extent[2], str):
+            raise _refused(
+                "data is not a list of (offset, length, key) or (offset, length, key, at, of)", path
+            )
+        if any(type(number) is not int for number in (*extent[:2], *extent[3:])):
             raise _refused("an extent is not made of whole numbers", path)
-    return tuple([(offset, length, key) for offset, length, key in raw])
+    return tuple([Extent(*x) if len(x) == 5 else Extent.whole(*x) for x in raw])
 
 
 def _xattrs_from_json(raw: Any, path: str) -> dict[str, bytes]:
@@ -229,7 +249,7 @@ def check(index: LayerIndex) -> None:
     What holds afterwards: the first entry is the root directory; every other path is ``parent/name`` with ``parent`` a
     directory that came before, so there is no absolute path, no ``..``, no duplicate and no way through a symlink; hard
     links name an earlier regular file; data lies inside the file in order, without overlap, in pieces that no chunk
-    exceeds; devices are whiteouts or on the allow-list; numbers fit the kernel's types. Raises Refused.
+    exceeds; a file with a piece in a shared chunk has all of its data there; each chunk has one size; devices are whiteouts or on the allow-list; numbers fit the kernel's types. Raises Refused.
     """
     first = index.entries[0] if index.entries else Entry("", "")
     if first.path != ROOT or first.kind != "dir" or first.link is not None:
@@ -237,6 +257,7 @@ def check(index: LayerIndex) -> None:
     directories = {ROOT: 0}
     files: set[str] = set()
     seen = {ROOT}
+    sizes: dict[str, int] = {}
     _check_metadata(first)
     for entry in index.entries[1:]:
         path = entry.path
@@ -259,7 +280,7 @@ def check(index: LayerIndex) -> None:
                 raise _refused(f"more than {MAX_DEPTH} levels deep", path)
             directories[path] = depth + 1
         elif kind == "file":
-            _check_data(entry)
+            _check_data(entry, sizes)
             files.add(path)
         elif kind == "symlink":
             target = entry.target or ""
@@ -307,16 +328,20 @@ def _check_metadata(entry: Entry) -> None:
             raise _refused(f"extended attribute {name!r} is larger than the kernel takes", entry.path)
 
 
-def _check_data(entry: Entry) -> None:
+def _check_data(entry: Entry, sizes: dict[str, int]) -> None:
     size = entry.size
     if not 0 <= size <= _MAX_OFFSET:
         raise _refused("impossible size", entry.path)
     end = 0
-    for offset, length, key in entry.data:
+    if len({x.key if x.packed else "" for x in entry.data}) > 1:
+        raise _refused("its data is in a shared chunk and in another one", entry.path)
+    for offset, length, key, at, of in entry.data:
         if offset < end or length <= 0 or offset + length > size:
             raise _refused("extents overlap, are out of order or outside of the file", entry.path)
         end = offset + length
         if offset // CHUNK_SIZE != (end - 1) // CHUNK_SIZE:
             raise _refused("an extent crosses a chunk boundary", entry.path)
+        if at < 0 or at + length > of or of > CHUNK_SIZE or sizes.setdefault(key, of) != of:
+            raise _refused("an extent is outside of its chunk", entry.path)
         if not _KEY.fullmatch(key):
             raise _refused("a chunk key is not 64 hexadecimal digits", entry.path)

@@ -91,7 +91,7 @@ class DirectoryCursor:
 def walk(cursor: DirectoryCursor, tolerant: bool) -> Iterator[tuple[str, int, str, os.stat_result]]:
     """Every name below the cursor's root but not the root itself: path, parent's descriptor, name, lstat.
 
-    ``tolerant`` skips what vanishes meanwhile. The caller must not move the cursor. Raises OSError, and Refused for a tree
+    Always in the same order, so that equal trees are packed alike. ``tolerant`` skips what vanishes meanwhile. The caller must not move the cursor. Raises OSError, and Refused for a tree
     that is too deep to be extracted again.
     """
     pending = [ROOT]
@@ -111,7 +111,7 @@ def walk(cursor: DirectoryCursor, tolerant: bool) -> Iterator[tuple[str, int, st
             raise
         prefix = "" if directory == ROOT else directory + "/"
         with listing:
-            for item in listing:
+            for item in sorted(listing, key=lambda found: found.name):
                 try:
                     status = item.stat(follow_symlinks=False)
                 except OSError:

@@ -1,0 +1,60 @@
+"""Small files share chunks: for itself each would be an object in the store, and a wait for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from savedworker.checkpoint.layer.index import CHUNK_SIZE, Extent
+from savedworker.checkpoint.layer.signature import FileState
+
+SMALL = 1 << 20
+"""Bytes up to which a file is packed."""
+
+
+class Packer:
+    """Gives the data of files to ``sink``, and tells their states where it is: of small ones when their chunk is full, or at ``flush``."""
+
+    def __init__(self, sink: Callable[[bytes], str]) -> None:
+        self._sink = sink
+        self._files: list[tuple[FileState, list[tuple[int, bytes]]]] = []
+        self._size = 0
+
+    def add(self, state: FileState, pieces: Iterator[tuple[int, bytes]]) -> int:
+        """Take the data of a file: offsets, and bytes within one chunk each. How many bytes that were."""
+        if state.size > SMALL:
+            state.data = tuple(Extent.whole(offset, len(data), self._sink(data)) for offset, data in pieces)
+            return sum(x.length for x in state.data)
+        found = list(pieces)
+        size = sum(len(data) for _, data in found)
+        if self._size + size > CHUNK_SIZE:
+            self.flush()
+        if size:
+            self._files.append((state, found))
+            self._size += size
+        return size
+
+    def flush(self) -> None:
+        """Store what waits for its chunk to be full."""
+        if not self._files:
+            return
+        key = self._sink(b"".join(data for _, pieces in self._files for _, data in pieces))
+        at = 0
+        for state, pieces in self._files:
+            extents = []
+            for offset, data in pieces:
+                extents.append(Extent(offset, len(data), key, at, self._size))
+                at += len(data)
+            state.data = tuple(extents)
+        self._files.clear()
+        self._size = 0
+
+
+def wasteful(states: Iterable[FileState]) -> frozenset[str]:
+    """Keys of chunks less than half of which is data of ``states``: what is left in them is better packed anew."""
+    used: dict[str, int] = {}
+    size: dict[str, int] = {}
+    for state in states:
+        for extent in state.data:
+            used[extent.key] = used.get(extent.key, 0) + extent.length
+            size[extent.key] = extent.of
+    return frozenset(key for key, count in used.items() if 2 * count < size[key])

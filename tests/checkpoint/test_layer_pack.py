@@ -1,0 +1,208 @@
+"""Small files share chunks: few objects however many they are, each fetched once, and little room for what is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from savedworker.checkpoint.layer import (
+    CHUNK_SIZE,
+    LayerIndex,
+    PreCopy,
+    Snapshot,
+    extract,
+    finish,
+    precopy,
+    wasteful,
+)
+from savedworker.checkpoint.layer.pack import SMALL
+from tests.checkpoint.bench import Bench
+from tests.checkpoint.layer_trees import Chunks, described
+
+pytestmark = pytest.mark.criu  # extracting restores owners, which needs root
+
+
+class Tree:
+    """Files below a root, captured again and again as checkpoints do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "root"
+        self.root.mkdir()
+        (folder / "stage").mkdir()
+        self.chunks = Chunks()
+        self.snapshot = Snapshot()
+        self.index = LayerIndex([])
+        self.ahead = PreCopy()
+
+    def write(self, *names: str, size: int = 4000) -> None:
+        for name in names:
+            path = self.root / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(os.urandom(size))
+        self.settle()
+
+    def settle(self) -> None:
+        """Have the clock of file times go on, so that what is read now is not read again for want of certainty."""
+        marker = self.folder / "clock"
+        marker.touch()
+        begun = marker.stat().st_ctime_ns
+        while marker.stat().st_ctime_ns <= begun + 40_000_000:
+            marker.chmod(0o600)
+
+    def capture(self) -> list[int]:
+        """Sizes of the chunks that were stored for it."""
+        before = len(self.chunks.sunk)
+        waste = wasteful(self.snapshot.states.values())
+        known = {
+            file: state
+            for file, state in self.snapshot.states.items()
+            if not any(x.key in waste for x in state.data)
+        }
+        self.ahead = precopy(self.root, self.chunks.sink, Snapshot(known))
+        pending = finish(self.root, self.ahead, self.folder / "stage")
+        index, self.snapshot = pending.complete(self.chunks.sink)
+        self.index = LayerIndex.parse(index.to_bytes())
+        return self.chunks.sunk[before:]
+
+    def back(self, threads: int = 1) -> Counter[str]:
+        """Extract it and compare. How often each chunk was fetched."""
+        fetched: Counter[str] = Counter()
+
+        def fetch(key: str) -> bytes:
+            fetched[key] += 1
+            return self.chunks.fetch(key)
+
+        target = self.folder / f"back-{len(os.listdir(self.folder))}"
+        target.mkdir()
+        extract(self.index, fetch, target, threads)
+        assert described(target) == described(self.root)
+        return fetched
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def names(count: int) -> list[str]:
+    return [f"d{i % 7}/f{i}" for i in range(count)]
+
+
+def test_many_small_files_are_few_chunks(tree: Tree) -> None:
+    tree.write(*names(1500))
+    tree.write("large", size=SMALL + 1)
+    full = CHUNK_SIZE // 4000 * 4000
+    assert sorted(tree.capture()) == sorted([full, 1500 * 4000 - full, SMALL + 1])
+    assert tree.capture() == []
+    assert tree.ahead.bytes_reused == 1500 * 4000 + SMALL + 1
+
+
+def test_one_that_changes_is_stored_alone_and_the_others_stay_where_they_are(tree: Tree) -> None:
+    tree.write(*names(200))
+    tree.capture()
+    before = {x.path: x.data for x in tree.index.entries}
+    tree.write("d1/f1")
+    assert tree.capture() == [4000]
+    assert [x.path for x in tree.index.entries if x.data != before[x.path]] == ["d1/f1"]
+    tree.back()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_chunk_is_fetched_once_in_whatever_order_files_were_written(tree: Tree, threads: int) -> None:
+    chance = random.Random(threads)
+    tree.write(*names(400))
+    (tree.root / "d2" / "other name").hardlink_to(tree.root / "d1" / "f1")
+    tree.write("large", size=SMALL + 1)
+    for _ in range(6):
+        tree.capture()
+        tree.write(*chance.sample(names(400), 30))
+    tree.capture()
+    fetched = tree.back(threads)
+    assert fetched == dict.fromkeys(tree.index.chunk_keys(), 1)
+    assert len(fetched) > 5
+
+
+def test_what_is_left_of_a_chunk_that_is_hardly_used_is_packed_anew(tree: Tree) -> None:
+    tree.write(*names(100))
+    tree.capture()
+    (first,) = set(tree.index.chunk_keys())
+    tree.write(*names(49))
+    tree.capture()
+    assert first in set(tree.index.chunk_keys())
+    tree.write(*names(51))
+    tree.capture()
+    assert tree.capture() == [49 * 4000]
+    assert first not in set(tree.index.chunk_keys())
+    assert tree.capture() == []
+    tree.back()
+
+
+def test_a_file_with_holes_has_all_of_its_data_in_one_chunk(tree: Tree) -> None:
+    tree.write("a", size=SMALL - 1)
+    tree.write("b", size=SMALL - 1)
+    tree.write("c", size=SMALL - 1)
+    with open(tree.root / "d", "wb") as file:
+        for at in range(0, SMALL, SMALL // 4):
+            file.seek(at)
+            file.write(os.urandom(SMALL // 8))
+    tree.settle()
+    tree.capture()
+    for entry in tree.index.entries:
+        assert len({x.key for x in entry.data}) <= 1
+    tree.back()
+
+
+def test_an_index_of_the_version_before_is_read(tree: Tree) -> None:
+    tree.write("a", "b", "c")
+    tree.capture()
+    document = json.loads(tree.index.to_bytes())
+    document["version"] = 1
+    for entry in document["entries"]:
+        if entry.get("data"):
+            data = (tree.root / entry["path"]).read_bytes()
+            entry["data"] = [[0, len(data), tree.chunks.sink(data)]]
+    tree.index = LayerIndex.parse(json.dumps(document).encode())
+    tree.back()
+
+
+PROGRAM = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+def write(count):
+    for i in range(count):
+        with open(f"/srv/{i}", "wb") as file:
+            file.write(os.urandom(20000))
+    print("wrote", flush=True)
+write(100)
+while True:
+    signal.sigwait({signal.SIGUSR1})
+    write(90)
+"""
+
+
+def write_again(bench: Bench) -> None:
+    times = bench.text.count("wrote") + 1
+    for pid in bench.container.pids():
+        if pid != bench.container.init_pid():
+            os.kill(pid, signal.SIGUSR1)
+    bench.until(lambda: bench.text.count("wrote") == times, "write again")
+
+
+def test_a_worker_with_many_small_files_moves_and_leaves_no_chunk_half_empty(bench: Bench) -> None:
+    bench.python(PROGRAM, interpreter="/usr/bin/python3")
+    bench.until_output("wrote\n")
+    first = bench.save()
+    packs = first.keys - set(first.manifest.chunk_keys())
+    write_again(bench)
+    bench.save()
+    third = bench.save()
+    assert not packs & third.keys
+    assert third.bytes_uploaded < 2 << 20
+    bench.restore()
+    write_again(bench)
