@@ -21,7 +21,7 @@ from pathlib import Path
 
 from savedworker.checkpoint import bundle, images, native, network
 from savedworker.checkpoint.cgroups import Cgroup
-from savedworker.checkpoint.mountinfo import plain
+from savedworker.checkpoint.mountinfo import mounts_below
 from savedworker.checkpoint.tools import Tools, run
 from savedworker.model.errors import BadSpec, Fatal
 from savedworker.model.manifest import Runtime
@@ -380,17 +380,6 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
 
 def _unmount(target: Path) -> None:
     _libc.umount2(os.fsencode(target), _MNT_DETACH)
-
-
-def mounts_below(folder: Path) -> list[Path]:
-    """Mount points below ``folder`` in this mount namespace, the innermost and newest first."""
-    prefix = f"{os.path.realpath(folder)}/"
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        point = plain(line.split(" ")[4])
-        if point.startswith(prefix):
-            found.append(Path(point))
-    return found[::-1]
 
 
 def unmount_below(folder: Path) -> None:

@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from savedworker.checkpoint.mountinfo import mounts
 from savedworker.checkpoint.tools import need, run
 from savedworker.model.errors import BadSpec, Fatal, Temporary
 
@@ -65,12 +66,7 @@ def lower_directory(image: str, cache: Path, digest: str = "", registry: Registr
 
 
 def _filesystem_type(path: str) -> str:
-    kind = ""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[4] == path:
-            kind = right.split()[0]
-    return kind
+    return next((mount.kind for mount in reversed(mounts()) if mount.point == path), "")
 
 
 def digest_of(image: str, registry: Registry = Registry()) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from savedworker.checkpoint.mountinfo import mounts
 from savedworker.cli.exit_status import BadArgument
 from savedworker.cli.options import get_fleet
 from savedworker.cli.spec_file import read_spec_file
@@ -115,7 +116,7 @@ def _seen_inside(cwd: Path, volumes: Any) -> bool:
     )
     if any(target and cwd.is_relative_to(target) for target in targets):
         return True
-    points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    points = {mount.point for mount in mounts()}
     return not any(str(place) in points for place in (cwd, *cwd.parents) if place != place.parent)
 
 

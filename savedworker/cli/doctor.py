@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from savedworker.checkpoint.mountinfo import mounts
 from savedworker.cli.exit_status import OTHER, BadArgument
 from savedworker.cli.fit import fleet_finding, worker_findings
 from savedworker.cli.options import get_fleet, json_option, open_client, store_option, worker_id
@@ -511,12 +512,10 @@ def scratch_folder() -> str:
 
 def _file_system(path: str) -> str:
     best, kind = "", "unknown"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4]
-        inside = path == point or path.startswith(point.rstrip("/") + "/") or point == "/"
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
+    for mount in mounts():
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if inside and len(mount.point) >= len(best):
+            best, kind = mount.point, mount.kind
     return kind
 
 

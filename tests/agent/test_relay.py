@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from savedworker.agent.relay import airflow
+from savedworker.agent.relay import airflow, upstream
 from savedworker.agent.relay.airflow import AirflowRelay, ConclusionNote, Identity, Ties
 from savedworker.agent.relay.journal import (
     BODY_KEPT,
@@ -388,6 +388,20 @@ def test_any_other_answer_is_the_task_s(bed: Bed, status: int) -> None:
     bed.api.status["x"] = status
     assert bed.ask("GET", "/variables/x")[0] == status
     assert len(bed.api.requests) == 1
+
+
+def test_an_answer_that_is_too_long_is_refused_and_not_asked_for_again(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.api.variables["kept-long"] = {"key": "kept-long", "value": "x" * 3000}
+    monkeypatch.setattr(upstream, "MAX_BODY", 2000)
+    for _ in range(2):
+        status, answer = bed.ask("GET", "/variables/kept-long")
+        assert status == 413
+        assert "/variables/kept-long has more than" in answer["detail"]["message"]
+    assert len(bed.api.requests) == 2
+    bed.api.variables["kept-long"] = {"key": "kept-long", "value": "short"}
+    assert bed.ask("GET", "/variables/kept-long") == (200, {"key": "kept-long", "value": "short"})
 
 
 def test_only_the_execution_api_and_its_own_task_are_reached(bed: Bed) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from savedworker.checkpoint.container import Container, first_runtime, mounts_below, unmount_below
+from savedworker.checkpoint.container import Container, first_runtime, unmount_below
+from savedworker.checkpoint.mountinfo import mounts_below
 from savedworker.checkpoint.restore import Came, restore
 from savedworker.checkpoint.save import Saved, Saver
 from savedworker.checkpoint.tools import find_tools

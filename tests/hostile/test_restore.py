@@ -22,6 +22,7 @@ from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, same_files_here
 from savedworker.checkpoint.keys import read_index
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
+from savedworker.checkpoint.mountinfo import mounts_below
 from savedworker.model.errors import BadSpec, Corrupt, Fatal, SavedWorkerError
 from savedworker.model.fingerprint import Fingerprint
 from savedworker.model.manifest import ImageFile, OpenVolumeFile, StoredFile
@@ -274,7 +275,7 @@ def layer() -> Iterator[Layer]:
         yield made
     finally:
         container.unmount_below(folder)
-        assert container.mounts_below(folder) == []
+        assert mounts_below(folder) == []
         shutil.rmtree(folder)
 
 

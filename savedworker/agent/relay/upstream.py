@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 from collections.abc import Mapping
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from savedworker.agent.inner.web import Answer
+from savedworker.model.units import format_size
 
 HOP = frozenset(
     {
@@ -43,7 +46,10 @@ class Upstream:
     def send(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, token: str, timeout: float
     ) -> Answer:
-        """Send it. ``path`` begins with a slash and counts from the base. Raises OSError, http.client.HTTPException."""
+        """Send it. ``path`` begins with a slash and counts from the base. Raises OSError, http.client.HTTPException.
+
+        An answer that is too long to be relayed is as if it were refused: the next one would be no shorter.
+        """
         connection: http.client.HTTPConnection
         if self._tls is not None:
             connection = http.client.HTTPSConnection(
@@ -59,8 +65,18 @@ class Upstream:
             response = connection.getresponse()
             content = response.read(MAX_BODY + 1)
             if len(content) > MAX_BODY:
-                raise http.client.HTTPException(f"the answer has more than {MAX_BODY} bytes")
+                return _too_long(path)
             found = {k.lower(): v for k, v in response.getheaders() if k.lower() not in HOP}
             return Answer(response.status, content, found)
         finally:
             connection.close()
+
+
+def _too_long(path: str) -> Answer:
+    message = (
+        f"the answer for {path.partition('?')[0]} has more than {format_size(MAX_BODY)}, the most that is relayed to a saved worker; "
+        "fix: keep the value in a file or an object store, and pass its address"
+    )
+    detail = {"detail": {"reason": "too_long", "message": message}}
+    kind = {"content-type": "application/json"}
+    return Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, json.dumps(detail).encode(), kind)

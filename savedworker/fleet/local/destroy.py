@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from savedworker.checkpoint.mountinfo import mounts_below
 from savedworker.fleet.local import network
 from savedworker.fleet.local.cgroup import HostCgroup
 from savedworker.fleet.local.host import Ended, HostDir, HostRecord
-from savedworker.fleet.local.namespaces import detach, mounts_below
+from savedworker.fleet.local.namespaces import detach
 from savedworker.model.errors import Temporary
 
 

@@ -56,16 +56,3 @@ def detach(target: Path) -> None:
 def become_subreaper() -> None:
     """Have orphans among the descendants become children of this process (prctl(2)). Raises OSError."""
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
-
-
-def mounts_below(directory: Path) -> list[Path]:
-    """Mount points below ``directory`` in this mount namespace, the innermost and newest first."""
-    prefix = f"{directory}/"
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
-        point = line.split(" ")[4]
-        for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-            point = point.replace(code, character)
-        if point.startswith(prefix):
-            found.append(Path(point))
-    return found[::-1]
