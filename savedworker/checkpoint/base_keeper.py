@@ -67,8 +67,7 @@ class BaseKeeper:
         At most ``most`` bytes of them wait for that.
         """
         size = sum(x.size for x in memory)
-        # As large again while the images of this restore are on the same disk.
-        self._keep = Keep(self.base, most, lambda: self._fits(size, beside=size))
+        self._keep = Keep(self.base, most, lambda beside: self._fits(size, beside))
         return self._keep
 
     def start_from(self, memory: Sequence[StoredMemory]) -> None:
@@ -89,12 +88,12 @@ class BaseKeeper:
     def stop(self) -> None:
         """End that, and what is left of ``keep``; what was read stays."""
         self._stop.set()
+        if self._keep is not None:
+            self._keep.drop()  # the warmer may be waiting for it
         if self._warmer is not None:
             self._warmer.join()
             self._warmer = None
-        if self._keep is not None:
-            self._keep.drop()
-            self._keep = None
+        self._keep = None
 
     def warm_now(self, still_wanted: Callable[[], None] = lambda: None) -> None:
         """Read what the base lacks, on this thread. Raises what ``still_wanted`` does, SavedWorkerError, OSError."""

@@ -7,12 +7,13 @@ from savedworker.model.errors import Corrupt
 from savedworker.model.manifest import Manifest, StoredFile
 from savedworker.store.chunks import ChunkStore
 
-_MAX_INDEX = 1 << 30
+MAX_INDEX = 1 << 30
+"""Bytes of an index document."""
 
 
 def read_index(stored: StoredFile, chunks: ChunkStore) -> LayerIndex:
     """The index document of the layer or of /dev/shm. Raises Corrupt or Refused for one that is damaged, and what ``Store`` does."""
-    if stored.size > _MAX_INDEX:
+    if stored.size > MAX_INDEX:
         raise Corrupt(f"the index {stored.name} claims {stored.size} bytes")
     data = bytearray()
     for key in stored.chunks:

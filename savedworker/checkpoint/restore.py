@@ -127,7 +127,9 @@ def restore(
     def fill(home: Home) -> None:
         upper, shm = read_index(manifest.layer, chunks), read_index(manifest.shm, chunks)
         keys.append(chunk_keys(manifest, upper, shm))
-        _place_images(container, manifest, shm, chunks.budget)
+        in_memory = _place_images(container, manifest, shm, chunks.budget)
+        if keep is not None:
+            keep.leave_room(_size(upper))
         # What has no memory of its own is fetched beside what has: the store's answers are waited for once.
         fetching = Fetching(chunks)
 
@@ -140,7 +142,8 @@ def restore(
                 pool.submit(extract, index, target)
                 for index, target in ((upper, home.upper), (shm, home.shm))
             ]
-            _fetch_images(manifest, fetching, home.images, keep)
+            # On a disk the images themselves are what there is room, and time, for.
+            _fetch_images(manifest, fetching, home.images, keep if in_memory else None)
             if keep is not None:
                 keep.close()
             crash_point("restore.images.after")
@@ -203,9 +206,11 @@ def restore(
         container.drop_images()
         return Came(tuple(notes), snapshots[0], keys[0])
     except BaseException:
-        if keep is not None:
-            keep.undo()  # it writes below the container's home
-        container.teardown()
+        try:
+            if keep is not None:
+                keep.undo()  # it writes below the container's home
+        finally:
+            container.teardown()
         raise
 
 
@@ -217,14 +222,18 @@ def _keep_log(home: Home) -> Path:
     return kept
 
 
-def _place_images(container: Container, manifest: Manifest, shm: layer.LayerIndex, budget: int) -> None:
-    """Have the images in memory if there is room: what is written to a disk is throttled beyond a share of the memory.
+def _size(index: layer.LayerIndex) -> int:
+    """Bytes of the data of its files."""
+    return sum(extent.length for entry in index.entries for extent in entry.data)
+
+
+def _place_images(container: Container, manifest: Manifest, shm: layer.LayerIndex, budget: int) -> bool:
+    """Have the images in memory if there is room: what is written to a disk is throttled beyond a share of the memory. Whether they are.
 
     CRIU then gives back what it has read (``auto-dedup``), so that worker and images are there at once only for a part.
     """
     size = _image_size(manifest)
-    beside = sum(extent.length for entry in shm.entries for extent in entry.data)
-    need = memory_need(size, len(manifest.memory), beside, budget)
+    need = memory_need(size, len(manifest.memory), _size(shm), budget)
     place = choose_place(need, rooms())
     if place.in_memory:
         # In whole pages; the small ones may be written anew.
@@ -240,6 +249,7 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
         "in memory" if place.in_memory else "on disk",
         place.why,
     )
+    return place.in_memory
 
 
 def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep | None = None) -> None:
@@ -268,8 +278,13 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep
                 under_way += rebuild(space, folder, chunks.view, pool, *kept)
             for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
                 part.result()
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, OSError):
+                raise Fatal(
+                    f"the checkpoint's images cannot be written to {folder}: {error.strerror}",
+                    "give the instance a larger disk",
+                ) from error
             raise
 
 

@@ -26,7 +26,7 @@ from savedworker.checkpoint import affinity, criu_errors, hooks, layer, native, 
 from savedworker.checkpoint.base_keeper import BaseKeeper, free_space
 from savedworker.checkpoint.container import Container
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, mapped_outside_layer
-from savedworker.checkpoint.keys import chunk_keys
+from savedworker.checkpoint.keys import MAX_INDEX, chunk_keys
 from savedworker.checkpoint.memory import (
     BaseDamaged,
     Captured,
@@ -230,6 +230,7 @@ class Saver:
         self._drain = drain
         self._digests = FileDigests()
         self._snapshot: layer.Snapshot | None = None
+        self._shm: layer.Snapshot | None = None
         self.pace = Pace()
         self._keeper = BaseKeeper(container, lambda: self._chunks)
         self._base = self._keeper.base
@@ -491,18 +492,17 @@ class Saver:
             result = layer.precopy(
                 home.upper,
                 put_unless_late,
-                self._reusable(),
+                self._reusable(self._snapshot),
                 mapped=lambda: layer.shared_writable_files(self._container.pids(), home.upper),
+                check=still_wanted,
             )
         self._snapshot = result.snapshot
         mapped_outside_layer(self._container.pids(), self._container.lower, home.upper, self._digests)
         return result
 
-    def _reusable(self) -> layer.Snapshot | None:
-        """What is known of the layer, without the files that are read again: a chunk may not be in the store any more, or is hardly used."""
-        if self._snapshot is None:
-            return None
-        states = self._snapshot.states
+    def _reusable(self, snapshot: layer.Snapshot | None) -> layer.Snapshot:
+        """What is known of a tree, without the files that are to be stored anew: a chunk may not be in the store any more, or is hardly used."""
+        states = {} if snapshot is None else snapshot.states
         waste = layer.wasteful(states.values())
         return layer.Snapshot(
             {
@@ -536,7 +536,8 @@ class Saver:
             home.upper, precopy, home.stage, dirty=layer.shared_writable_files(pids, home.upper)
         )
         try:
-            shm = layer.finish(home.shm, layer.PreCopy(), home.stage, trust_ctime=False)
+            known = layer.PreCopy(self._reusable(self._shm))
+            shm = layer.finish(home.shm, known, home.stage, trust_ctime=False)
             return _Cut(
                 frozen_at=frozen_at,
                 upper=upper,
@@ -642,9 +643,9 @@ class Saver:
         crash_point("checkpoint.store.images")
         with self._chunks.putting() as put:
             layer_index, snapshot = cut.upper.complete(put)
-            shm_index, _ = cut.shm.complete(put)
+            shm_index, shm_snapshot = cut.shm.complete(put)
         crash_point("checkpoint.store.layer")
-        self._snapshot = snapshot
+        self._snapshot, self._shm = snapshot, shm_snapshot
         spec = self._container.spec
         manifest = Manifest(
             worker=spec.id,
@@ -657,8 +658,8 @@ class Saver:
             ),
             packed=StoredFile(name="packed", size=sum(sizes), chunks=tuple(packed)),
             memory=memory.spaces,
-            layer=self._store_bytes("layer", layer_index.to_bytes()),
-            shm=self._store_bytes("shm", shm_index.to_bytes()),
+            layer=self._store_index("layer", layer_index),
+            shm=self._store_index("shm", shm_index),
             log=cut.log,
             volume_files=cut.volume_files,
             runtime=self._container.runtime,
@@ -683,7 +684,13 @@ class Saver:
             raise
         return read.captured + self._capture(read.written, lambda: self._chunks, pool, keep, wanted)
 
-    def _store_bytes(self, name: str, data: bytes) -> StoredFile:
+    def _store_index(self, name: str, index: layer.LayerIndex) -> StoredFile:
+        data = index.to_bytes()
+        if len(data) > MAX_INDEX:
+            raise Refused(
+                f"the worker's files are too many: {len(index.entries)} of them in its {name}",
+                "put them into archives, or on a volume",
+            )
         keys = self._chunks.put_many(data[i : i + IMAGE_CHUNK] for i in range(0, len(data), IMAGE_CHUNK))
         return StoredFile(name=name, size=len(data), chunks=tuple(keys))
 

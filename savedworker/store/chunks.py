@@ -209,6 +209,7 @@ class ChunkStore:
         """
         kept = frozenset(keys)
         with self._lock:
+            self._gone &= kept
             self._kept = kept - self._gone
 
     def ignore_listing(self) -> None:

@@ -95,13 +95,19 @@ class Bench:
         manifest = manifest or self.manifest
         assert manifest is not None
         spec = self.container.spec
-        self.container.teardown()
+        self._end()
         self.container = self._container(spec, manifest.runtime)
         self.saver = Saver(self.container, self.chunks, StreamPosition)
         keep = self.saver.keep(manifest.memory)
         came = restore(self.container, manifest, self.chunks, launch or self._launch, 1, keep)
         self.saver.start_from(came.snapshot, manifest.memory)
         return came
+
+    def _end(self) -> None:
+        """As an agent ends a worker."""
+        if hasattr(self, "saver"):
+            self.saver.stop_warming()
+        self.container.teardown()
 
     def _launch(self, argv: list[str]) -> None:
         output = Output()
@@ -144,7 +150,7 @@ class Bench:
     def close(self) -> None:
         """Kill and remove everything. Nothing is ever deleted through a mount: it could be a cgroup hierarchy."""
         if hasattr(self, "container"):
-            self.container.teardown()
+            self._end()
         unmount_below(self.folder)
         assert mounts_below(self.folder) == []
         for output in self.outputs:

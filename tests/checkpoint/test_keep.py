@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from savedworker.checkpoint import base_keeper
+from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint.memory import Base, Captured, Keep, capture, find_sources, inherit, rebuild
 from savedworker.checkpoint.memory.pagemap import PAGES
 from savedworker.store.backend import open_store
@@ -73,7 +76,7 @@ def moved(tmp_path: Path) -> Moved:
 
 
 def test_what_is_fetched_is_kept_and_not_fetched_again(moved: Moved) -> None:
-    keep = Keep(moved.base, 1 << 30, lambda: True)
+    keep = Keep(moved.base, 1 << 30, lambda _: True)
     moved.restore(keep)
     keep.wait()
     assert moved.fetched_again() == 0
@@ -81,7 +84,7 @@ def test_what_is_fetched_is_kept_and_not_fetched_again(moved: Moved) -> None:
 
 @pytest.mark.parametrize(("most", "room"), [(1000, True), (1 << 30, False)])
 def test_what_there_is_no_room_for_is_fetched_again(moved: Moved, most: int, room: bool) -> None:
-    keep = Keep(moved.base, most, lambda: room)
+    keep = Keep(moved.base, most, lambda _: room)
     moved.restore(keep)
     keep.wait()
     assert moved.base.size == 0
@@ -110,7 +113,7 @@ def slow(moved: Moved) -> Iterator[SlowDisk]:
 
 def test_a_restore_does_not_wait_for_a_slow_disk(moved: Moved, slow: SlowDisk) -> None:
     group = moved.chunks.view(moved.stored.spaces[0].groups[0].key).nbytes
-    keep = Keep(slow, 3 * group, lambda: True)
+    keep = Keep(slow, 3 * group, lambda _: True)
     moved.restore(keep)
     assert slow.asked.wait(60)
     slow.fast.set()
@@ -120,16 +123,22 @@ def test_a_restore_does_not_wait_for_a_slow_disk(moved: Moved, slow: SlowDisk) -
 
 
 def test_a_save_does_without_what_is_not_written_yet(moved: Moved, slow: SlowDisk) -> None:
-    keep = Keep(slow, 1 << 30, lambda: True)
+    keep = Keep(slow, 1 << 30, lambda _: True)
     moved.restore(keep)
     assert slow.asked.wait(60)
-    threading.Timer(0.2, slow.fast.set).start()
+
+    def go_on() -> None:
+        while keep._waiting:
+            time.sleep(0.01)
+        slow.fast.set()
+
+    threading.Thread(target=go_on, daemon=True).start()
     keep.drop()
     assert moved.fetched_again() == GROUPS - 1
 
 
 def test_a_restore_that_fails_leaves_no_base(moved: Moved) -> None:
-    keep = Keep(moved.base, 1 << 30, lambda: True)
+    keep = Keep(moved.base, 1 << 30, lambda _: True)
     moved.restore(keep)
     keep.undo()
     assert not (moved.folder / "memory-base").exists()
@@ -138,11 +147,92 @@ def test_a_restore_that_fails_leaves_no_base(moved: Moved) -> None:
 
 def test_a_disk_that_fails_ends_the_keeping_and_nothing_else(moved: Moved) -> None:
     moved.base = Base(moved.folder / "no such folder" / "memory-base")
-    keep = Keep(moved.base, 1 << 30, lambda: True)
+    keep = Keep(moved.base, 1 << 30, lambda _: True)
     moved.restore(keep)
     keep.wait()
     moved.base = Base(moved.folder / "memory-base")
     assert moved.fetched_again() == GROUPS
+
+
+def test_how_much_is_needed_for_something_else_is_told(moved: Moved) -> None:
+    asked: list[int] = []
+
+    def has_room(beside: int) -> bool:
+        asked.append(beside)
+        return len(asked) < 2
+
+    keep = Keep(moved.base, 1 << 30, has_room)
+    keep.leave_room(12345)
+    moved.restore(keep)
+    keep.wait()
+    assert asked == [12345, 12345]
+    assert moved.fetched_again() == GROUPS - 1
+
+
+def test_what_goes_wrong_in_the_keeping_leaves_nothing_held(
+    moved: Moved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(moved.base, "add", fails)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    keep = Keep(moved.base, 1 << 30, lambda _: True)
+    moved.restore(keep)
+    keep.wait()
+    assert not keep._waiting
+    keep.offer("pagemap-9.img", moved.stored.spaces[0].groups[0], memoryview(b""))
+    assert not keep._waiting
+
+
+@pytest.mark.criu
+def test_a_notice_does_not_wait_for_what_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when what reads ahead waits for it already."""
+    bench.python(HOLDS, interpreter="/usr/bin/python3")
+    bench.until_output("same True\n")
+    bench.save(hold=True)
+    go_on, asked = threading.Event(), threading.Event()
+    add = Base.add
+
+    def slow(*values: Any) -> None:
+        asked.set()
+        assert go_on.wait(60)
+        add(*values)
+
+    monkeypatch.setattr(Base, "add", slow)
+    bench.restore()
+    keeper = bench.saver._keeper
+    keep = keeper._keep
+    assert keep is not None
+    assert asked.wait(60)
+    assert len(keep._waiting) > 2
+    monkeypatch.setattr(base_keeper, "_WARM_AFTER", 0.0)
+    bench.saver.start_warming()
+
+    def once_dropped() -> None:
+        while keep._waiting:
+            time.sleep(0.01)
+        go_on.set()
+
+    threading.Thread(target=once_dropped, daemon=True).start()
+    bench.saver.stop_warming()
+    assert not keeper.warming
+    assert len(bench.saver._base._groups) == 1
+
+
+@pytest.mark.criu
+def test_where_the_images_are_on_disk_they_have_it_for_themselves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.python(HOLDS, interpreter="/usr/bin/python3")
+    bench.until_output("same True\n")
+    bench.save(hold=True)
+    monkeypatch.setattr(restoring, "rooms", list)
+    bench.restore()
+    assert bench.saver._base.size == 0
+    bench.saver.warm_now()
+    assert bench.saver._base.size > 24 << 20
+    bench.writes_on()
 
 
 @pytest.mark.criu

@@ -364,6 +364,20 @@ def test_a_failure_of_one_that_is_put_in_parallel_comes_out_at_the_latest_when_t
     assert chunks.get(chunks.put(b"lost")) == b"lost"
 
 
+def test_a_chunk_that_is_gone_and_that_nothing_names_any_more_is_told_once(
+    chunks: ChunkStore, store: Store
+) -> None:
+    """As one that small files shared: they are stored again in another one."""
+    old, other = chunks.put(b"old"), chunks.put(b"other")
+    chunks.keep([old, other])
+    store.delete([where(old)])
+    assert chunks.check_known() == {old}
+    chunks.keep([old, other])
+    assert chunks.check_known() == {old}
+    chunks.keep([other])
+    assert chunks.check_known() == frozenset()
+
+
 def test_a_known_chunk_that_vanished_or_lost_its_end_is_noticed_by_a_listing_and_put_again(
     chunks: ChunkStore, store: Store
 ) -> None:

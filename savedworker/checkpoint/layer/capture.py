@@ -40,6 +40,7 @@ def precopy(
     sink: Sink,
     previous: Snapshot | None = None,
     mapped: Callable[[], Collection[FileId]] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> PreCopy:
     """Read the tree below ``root`` while its worker runs, giving every chunk of file data to ``sink``.
 
@@ -48,19 +49,21 @@ def precopy(
     files that are mapped shared and writable; it is called once, at the right moment, which is after the clock was read and
     before the first file is (see signature.py). Without it, pass to ``finish`` what was mapped before this call as well.
 
-    Files that vanish or change meanwhile are left to ``finish``. Raises Refused for what no layer can hold (other device
+    Files that vanish or change meanwhile are left to ``finish``. ``check`` is called before each file is read, and ends the
+    capture by raising. Raises Refused for what no layer can hold (other device
     nodes, too deep a tree), so that it is known before the freeze; Fatal if ``root`` cannot be read; and what ``sink`` raises.
     """
     known = previous.states if previous is not None else {}
     result = PreCopy()
     states = result.snapshot.states
-    packer = Packer(sink)
+    # What changes once changes again: with what does not, it would leave half-empty chunks behind.
+    calm, restless = Packer(sink), Packer(sink)
     horizon = settled_before()
     busy = mapped() if mapped is not None else ()
     with os_errors("read", root):
         cursor = DirectoryCursor(root)
     with cursor:
-        for path, directory, name, status in walk(cursor, tolerant=True):
+        for path, directory, name, status in walk(cursor, tolerant=True, ordered=True):
             identity = (status.st_dev, status.st_ino)
             if identity in states:
                 continue
@@ -71,15 +74,19 @@ def precopy(
                 continue
             _kind(path, status)
             state = FileState.of(status, status.st_ctime_ns < horizon and identity not in busy)
+            packer = calm if before is None and state.settled else restless
             try:
                 _read_attributes(state, directory, name)
                 if stat.S_ISREG(status.st_mode):
+                    check()
                     with open_regular(directory, name, identity) as file:
-                        result.bytes_read += packer.add(state, chunks(file, status, tolerant=True))
+                        data = chunks(file, status, tolerant=True)
+                        result.bytes_read += packer.add(path, state, data, before)
             except Unreadable:
                 continue
             states[identity] = state
-    packer.flush()
+    calm.flush()
+    restless.flush()
     return result
 
 
@@ -94,7 +101,7 @@ def finish(
     """Fix the tree below ``root`` as it is now, inside the freeze: one lstat for each name, one copy for each changed file.
 
     ``dirty`` are the files mapped shared and writable now. ``trust_ctime=False`` copies every file (tmpfs: writes through a
-    mapping never touch the time stamps). ``stage_dir`` must exist; a directory of our own below it holds the copies until
+    mapping never touch the time stamps); what ``precopy`` knows then only spares storing equal content again. ``stage_dir`` must exist; a directory of our own below it holds the copies until
     ``Pending.complete`` or ``Pending.discard``. On a file system with reflinks a copy costs no data. ``check`` is called before
     each copy (and within large ones) and ends the capture by raising, for a deadline.
 
@@ -108,7 +115,7 @@ def finish(
     try:
         with os_errors("capture", root):
             cursor = DirectoryCursor(root)
-        pending = Pending(own)
+        pending = Pending(own, precopy.snapshot)
         with cursor, Stage(own, check) as stage:
             top = FileState.of(os.fstat(cursor.root), settled=False)
             top.xattrs = read_xattrs(cursor.root, ".")
@@ -155,6 +162,7 @@ class Pending:
     """A captured tree whose changed files still lie in the stage."""
 
     stage: Path
+    before: Snapshot
     records: list[Record] = field(default_factory=list)
     staged: dict[FileId, Staged] = field(default_factory=dict)
     fresh: dict[FileId, FileState] = field(default_factory=dict)
@@ -172,13 +180,19 @@ class Pending:
         again, or ``discard``. The index is checked, so what is returned can be extracted. Raises Fatal if the stage is damaged.
         """
         packer = Packer(sink)
-        for identity, copy in self.staged.items():
-            packer.add(self.fresh[identity], copy.chunks(self.stage))
+        records = sorted(self.records, key=_order)
+        left = dict(self.staged)
+        for record in records:
+            identity = (record.status.st_dev, record.status.st_ino)
+            copy = left.pop(identity, None)
+            if copy is not None:
+                before = self.before.states.get(identity)
+                packer.add(record.path, self.fresh[identity], copy.chunks(self.stage), before)
         packer.flush()
         entries: list[Entry] = []
         first_names: dict[FileId, str] = {}
         states: dict[FileId, FileState] = {}
-        for record in sorted(self.records, key=_order):
+        for record in records:
             status, state = record.status, record.state
             identity = (status.st_dev, status.st_ino)
             kind = _kind(record.path, status)

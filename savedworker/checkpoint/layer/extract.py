@@ -14,6 +14,7 @@ from pathlib import Path
 from savedworker.checkpoint.layer.content import OpenFile
 from savedworker.checkpoint.layer.errors import os_errors
 from savedworker.checkpoint.layer.index import CHUNK_SIZE, ROOT, Entry, LayerIndex, check
+from savedworker.checkpoint.layer.pack import digest
 from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, settled_before
 from savedworker.checkpoint.layer.tree import DirectoryCursor, by_descriptor
 from savedworker.model.errors import Corrupt, Refused
@@ -92,9 +93,10 @@ def _build(
         with os_errors("create", path):
             return cursor.open(parent or ROOT), name
 
-    def write(entry: Entry, data: Iterator[memoryview]) -> None:
+    def write(entry: Entry, data: Iterator[memoryview]) -> FileState:
         status = _write_file(entry, *parent_of(entry.path), data)
-        states[status.st_dev, status.st_ino] = _state(entry, status)
+        state = states[status.st_dev, status.st_ino] = _state(entry, status)
+        return state
 
     for entry in index.entries:
         if entry.path == ROOT or entry.kind == "socket-skipped":
@@ -114,7 +116,8 @@ def _build(
     for files in packs.values():
         pack = memoryview(next(data))
         for entry in files:
-            write(entry, (pack[x.at : x.at + x.length] for x in entry.data))
+            pieces = [(x.offset, pack[x.at : x.at + x.length]) for x in entry.data]
+            write(entry, iter([piece for _, piece in pieces])).digest = digest(pieces)
     for entry in links:
         assert entry.link is not None
         here, name = parent_of(entry.path)

@@ -30,7 +30,10 @@ _MARGIN_NS = 20_000_000
 
 @dataclass(slots=True)
 class FileState:
-    """What one inode was when it was captured. ``data``, ``xattrs`` and ``target`` as in ``Entry``."""
+    """What one inode was when it was captured. ``data``, ``xattrs`` and ``target`` as in ``Entry``.
+
+    ``digest`` is of the content of a file that shares its chunk: one with the same content, read again, need not be stored again.
+    """
 
     mode: int
     size: int
@@ -40,6 +43,7 @@ class FileState:
     data: tuple[Extent, ...] = ()
     xattrs: dict[str, bytes] = field(default_factory=dict)
     target: str | None = None
+    digest: bytes = b""
 
     @classmethod
     def of(cls, status: os.stat_result, settled: bool) -> FileState:

@@ -88,10 +88,12 @@ class DirectoryCursor:
             self._deep = -1
 
 
-def walk(cursor: DirectoryCursor, tolerant: bool) -> Iterator[tuple[str, int, str, os.stat_result]]:
+def walk(
+    cursor: DirectoryCursor, tolerant: bool, ordered: bool = False
+) -> Iterator[tuple[str, int, str, os.stat_result]]:
     """Every name below the cursor's root but not the root itself: path, parent's descriptor, name, lstat.
 
-    Always in the same order, so that equal trees are packed alike. ``tolerant`` skips what vanishes meanwhile. The caller must not move the cursor. Raises OSError, and Refused for a tree
+    ``ordered``: by name within a directory. ``tolerant`` skips what vanishes meanwhile. The caller must not move the cursor. Raises OSError, and Refused for a tree
     that is too deep to be extracted again.
     """
     pending = [ROOT]
@@ -111,7 +113,7 @@ def walk(cursor: DirectoryCursor, tolerant: bool) -> Iterator[tuple[str, int, st
             raise
         prefix = "" if directory == ROOT else directory + "/"
         with listing:
-            for item in sorted(listing, key=lambda found: found.name):
+            for item in sorted(listing, key=lambda found: found.name) if ordered else listing:
                 try:
                     status = item.stat(follow_symlinks=False)
                 except OSError:

@@ -23,17 +23,23 @@ log = logging.getLogger(__name__)
 class Keep:
     """Writes groups into ``base`` on a thread of its own, which gives way. Until that has ended nobody else may use ``base``.
 
-    ``most``: bytes of groups that wait to be written at most. ``has_room`` is asked before each, and says whether the disk takes it.
+    ``most``: bytes of groups that wait to be written at most. ``has_room`` is asked before each, and says whether the disk takes it
+    with so many bytes of something else.
     """
 
-    def __init__(self, base: Base, most: int, has_room: Callable[[], bool]) -> None:
+    def __init__(self, base: Base, most: int, has_room: Callable[[int], bool]) -> None:
         self._base, self._most, self._has_room = base, most, has_room
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, MemoryGroup, memoryview]] = deque()
         self._held = 0
+        self._beside = 0
         self._taken: set[tuple[str, int]] = set()
         self._closed = False
         self._thread: threading.Thread | None = None
+
+    def leave_room(self, size: int) -> None:
+        """So many bytes of the disk are needed for something else."""
+        self._beside = size
 
     def offer(self, space: str, group: MemoryGroup, data: memoryview) -> None:
         """Here is the verified content of a group of ``space``. Returns at once. Any thread may call."""
@@ -46,8 +52,9 @@ class Keep:
             self._waiting.append((space, group, data))
             self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="keep", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._write, name="keep", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """Nothing more is offered: the thread ends with what it has."""
@@ -73,24 +80,27 @@ class Keep:
         self._base.clear()
 
     def _write(self) -> None:
-        give_way()
+        try:
+            give_way()
+            self._write_all()
+        except (OSError, Corrupt) as error:
+            log.warning("what is fetched is not kept any further: %s", error)
+        finally:
+            with self._changed:
+                self._closed = True
+                self._waiting.clear()
+
+    def _write_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
                 space, group, data = self._waiting.popleft()
-            try:
-                if not self._has_room():
-                    log.info("what is fetched is not kept any further: the disk has no room for it")
-                    break
-                masks = [mask for mask, _ in split(data, len(group.windows), group.key)]
-                self._base.add(space, group.windows, masks, group.key, data)
-            except (OSError, Corrupt) as error:
-                log.warning("what is fetched is not kept any further: %s", error)
-                break
+            if not self._has_room(self._beside):
+                log.info("what is fetched is not kept any further: the disk has no room for it")
+                return
+            masks = [mask for mask, _ in split(data, len(group.windows), group.key)]
+            self._base.add(space, group.windows, masks, group.key, data)
             with self._changed:
                 self._held -= len(data)
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
