@@ -17,6 +17,7 @@ from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint.cgroups import unified
 from savedworker.checkpoint.container import Container
 from savedworker.checkpoint.keys import read_index
+from savedworker.checkpoint.layer.pack import SMALL
 from savedworker.model.errors import Corrupt, Fatal
 from savedworker.model.room import Room
 from tests.checkpoint.bench import Bench
@@ -31,7 +32,7 @@ for n in range(int(sys.argv[1])):
 os.makedirs("/srv/many")
 for n in range(int(sys.argv[2])):
     with open(f"/srv/many/{n}", "wb") as file:
-        file.write(random.Random(n).randbytes(5000))
+        file.write(random.Random(n).randbytes(int(sys.argv[3])))
 first = hashlib.sha256(memory).hexdigest()
 child = os.fork()
 while True:
@@ -40,8 +41,8 @@ while True:
 """
 
 
-def saved(bench: Bench, megabytes: int = 24, files: int = 1, **fields: Any) -> None:
-    bench.python(PROVES, str(megabytes), str(files), **fields)
+def saved(bench: Bench, megabytes: int = 24, files: int = 1, size: int = 5000, **fields: Any) -> None:
+    bench.python(PROVES, str(megabytes), str(files), str(size), **fields)
     bench.until_output("right False\n")
     bench.until_output("right True\n")
     bench.save()
@@ -226,14 +227,14 @@ def restore_with(bench: Bench, patch: pytest.MonkeyPatch, damaged: set[str], lat
 def test_damage_in_the_memory_ends_the_fetching_of_the_layer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved(bench, files=400)
+    saved(bench, files=60, size=SMALL + 1)
     manifest = bench.manifest
     assert manifest is not None
     damaged = max(manifest.memory, key=lambda x: x.size).groups[0].key
     layer = set(read_index(manifest.layer, bench.chunks).chunk_keys())
-    assert len(layer) >= 400
+    assert len(layer) >= 60
     begun = restore_with(bench, monkeypatch, damaged={damaged}, late=layer)
-    assert 0 < len(begun) < 100
+    assert 0 < len(begun) < 30
     bench.restore()
     is_right(bench)
 
