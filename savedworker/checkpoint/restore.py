@@ -116,8 +116,8 @@ def restore(
 ) -> Came:
     """Restore ``manifest`` into ``container`` (not prepared yet; its runtime must be the manifest's) as ``incarnation``.
 
-    ``launch`` runs runc with the worker's stdio. ``keep`` is given what the next checkpoint will be told against. Raises Corrupt when stored data is damaged, Refused or Fatal when CRIU refuses.
-    When it raises, nothing is left on the instance.
+    ``launch`` runs runc with the worker's stdio. ``keep`` is given what the next checkpoint will be told against.
+    Raises Corrupt when stored data is damaged, Refused or Fatal when CRIU refuses. When it raises, nothing is left on the instance.
     """
     check_runtime(manifest, container.spec)
     notes: list[str] = []

@@ -101,9 +101,10 @@ def finish(
     """Fix the tree below ``root`` as it is now, inside the freeze: one lstat for each name, one copy for each changed file.
 
     ``dirty`` are the files mapped shared and writable now. ``trust_ctime=False`` copies every file (tmpfs: writes through a
-    mapping never touch the time stamps); what ``precopy`` knows then only spares storing equal content again. ``stage_dir`` must exist; a directory of our own below it holds the copies until
-    ``Pending.complete`` or ``Pending.discard``. On a file system with reflinks a copy costs no data. ``check`` is called before
-    each copy (and within large ones) and ends the capture by raising, for a deadline.
+    mapping never touch the time stamps); what ``precopy`` knows then only spares storing equal content again. ``stage_dir`` must
+    exist; a directory of our own below it holds the copies until ``Pending.complete`` or ``Pending.discard``. On a file system with
+    reflinks a copy costs no data. ``check`` is called before each copy (and within large ones) and ends the capture by raising, for a
+    deadline.
 
     Raises NoSpace when the stage is full, ChangedWhileFrozen when the tree is not frozen after all, Refused as ``precopy``,
     Fatal for other errors of the file system. Whatever is raised, the stage is empty again and the layer untouched.

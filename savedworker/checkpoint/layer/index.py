@@ -249,7 +249,8 @@ def check(index: LayerIndex) -> None:
     What holds afterwards: the first entry is the root directory; every other path is ``parent/name`` with ``parent`` a
     directory that came before, so there is no absolute path, no ``..``, no duplicate and no way through a symlink; hard
     links name an earlier regular file; data lies inside the file in order, without overlap, in pieces that no chunk
-    exceeds; a file with a piece in a shared chunk has all of its data there; each chunk has one size; devices are whiteouts or on the allow-list; numbers fit the kernel's types. Raises Refused.
+    exceeds; a file with a piece in a shared chunk has all of its data there; each chunk has one size; devices are whiteouts or on
+    the allow-list; numbers fit the kernel's types. Raises Refused.
     """
     first = index.entries[0] if index.entries else Entry("", "")
     if first.path != ROOT or first.kind != "dir" or first.link is not None:

@@ -93,8 +93,8 @@ def walk(
 ) -> Iterator[tuple[str, int, str, os.stat_result]]:
     """Every name below the cursor's root but not the root itself: path, parent's descriptor, name, lstat.
 
-    ``ordered``: by name within a directory. ``tolerant`` skips what vanishes meanwhile. The caller must not move the cursor. Raises OSError, and Refused for a tree
-    that is too deep to be extracted again.
+    ``ordered``: by name within a directory. ``tolerant`` skips what vanishes meanwhile. The caller must not move the
+    cursor. Raises OSError, and Refused for a tree that is too deep to be extracted again.
     """
     pending = [ROOT]
     while pending:
