@@ -360,7 +360,7 @@ class Incarnation:
             self._note.incarnation,
             self._saver.keep(manifest.memory),
         )
-        self._saver.start_from(came.snapshot, manifest.memory)
+        self._saver.start_from(came.snapshot, came.shm, manifest.memory)
         crash_point("agent.restored.before")
         return partial(self._say_restored, manifest.number, time.monotonic() - started, came)
 

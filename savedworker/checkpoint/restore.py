@@ -64,6 +64,7 @@ class Came:
 
     notes: tuple[str, ...]
     snapshot: layer.Snapshot
+    shm: layer.Snapshot
     keys: frozenset[str]
     """Of all chunks of the checkpoint."""
 
@@ -147,8 +148,7 @@ def restore(
             if keep is not None:
                 keep.close()
             crash_point("restore.images.after")
-            snapshots.append(under_way[0].result())
-            under_way[1].result()
+            snapshots.extend(extracted.result() for extracted in under_way)
             crash_point("restore.layer.after")
 
     home = container.home
@@ -204,13 +204,14 @@ def restore(
                     raise criu_errors.explain(kept, container.runc_words()) from error
         crash_point("restore.runc.after")
         container.drop_images()
-        return Came(tuple(notes), snapshots[0], keys[0])
+        return Came(tuple(notes), snapshots[0], snapshots[1], keys[0])
     except BaseException:
-        try:
-            if keep is not None:
+        if keep is not None:
+            try:
                 keep.undo()  # it writes below the container's home
-        finally:
-            container.teardown()
+            except OSError as error:
+                log.warning("the base of the memory cannot be taken away: %s", error)
+        container.teardown()
         raise
 
 
@@ -282,7 +283,7 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, OSError):
                 raise Fatal(
-                    f"the checkpoint's images cannot be written to {folder}: {error.strerror}",
+                    f"the checkpoint's images cannot be written to {folder}: {error.strerror or error}",
                     "give the instance a larger disk",
                 ) from error
             raise

@@ -243,9 +243,11 @@ class Saver:
         """For a restore of a checkpoint with this ``memory``: what keeps of it what the next checkpoint is told against."""
         return self._keeper.keep(memory, self._chunks.shares.waiting // 2)
 
-    def start_from(self, snapshot: layer.Snapshot, memory: Sequence[StoredMemory] = ()) -> None:
-        """Take over what a restore knows of the layer and of the ``memory``, so that what does not change is not stored again."""
-        self._snapshot = snapshot
+    def start_from(
+        self, snapshot: layer.Snapshot, shm: layer.Snapshot, memory: Sequence[StoredMemory]
+    ) -> None:
+        """Take over what a restore knows of layer, ``/dev/shm`` and ``memory``, so that what does not change is not stored again."""
+        self._snapshot, self._shm = snapshot, shm
         self._keeper.start_from(memory)
 
     def read_ahead(self) -> None:
@@ -334,16 +336,18 @@ class Saver:
         if reasons:
             raise Refused("; ".join(reasons), "see docs/compatibility.md")
         folder = self._container.home.path / f"images-{number}"
-        for left in self._container.home.path.glob("images-*"):
+        home = self._container.home
+        for left in (*home.path.glob("images-*"), *home.stage.glob(layer.STAGES)):
             shutil.rmtree(left, ignore_errors=True)  # of a save in which an agent before this one was killed
         self._check_space()
         self._keeper.make_room()
         folder.mkdir(mode=0o700)
+        cuts: list[_Cut] = []
         try:
             precopy = beside(not hold, partial(self._precopy, still_wanted))
             self._wait_until_it_can_stop(still_wanted)
             still_wanted()
-            cuts: list[_Cut] = []
+            shm = self._reusable(self._shm)
             memories: list[_Memory] = []
             saved: list[Saved] = []
             dump_started = time.monotonic()
@@ -359,7 +363,7 @@ class Saver:
                 criu = self._tracers()
                 crash_point("checkpoint.cut.before")
                 affinity.remember(self._container.pids(), folder)
-                cuts.append(self._cut(precopy, frozen_at))
+                cuts.append(self._cut(precopy, shm, frozen_at))
                 crash_point("checkpoint.cut.after")
                 if not hold:
                     memories.append(self._read_memory(folder, of_use))
@@ -400,9 +404,6 @@ class Saver:
             except BaseException:
                 if self._door is not None:
                     self._door.release()
-                for cut in cuts:
-                    cut.upper.discard()
-                    cut.shm.discard()
                 raise
             if self._door is not None and not hold:
                 self._door.thawed()
@@ -429,6 +430,9 @@ class Saver:
                 mended=mended,
             )
         finally:
+            for cut in cuts:
+                cut.upper.discard()
+                cut.shm.discard()
             shutil.rmtree(folder, ignore_errors=True)
 
     def _can_read_live(self, hold: bool) -> bool:
@@ -529,15 +533,14 @@ class Saver:
             time.sleep(0.02)
             waiting &= processes.uninterruptible(self._container.pids())
 
-    def _cut(self, precopy: layer.PreCopy, frozen_at: datetime) -> _Cut:
+    def _cut(self, precopy: layer.PreCopy, shm_before: layer.Snapshot, frozen_at: datetime) -> _Cut:
         """Everything that must be of the very moment of the freeze."""
         home, pids = self._container.home, self._container.pids()
         upper = layer.finish(
             home.upper, precopy, home.stage, dirty=layer.shared_writable_files(pids, home.upper)
         )
         try:
-            known = layer.PreCopy(self._reusable(self._shm))
-            shm = layer.finish(home.shm, known, home.stage, trust_ctime=False)
+            shm = layer.finish(home.shm, layer.PreCopy(shm_before), home.stage, trust_ctime=False)
             return _Cut(
                 frozen_at=frozen_at,
                 upper=upper,

@@ -100,7 +100,7 @@ class Bench:
         self.saver = Saver(self.container, self.chunks, StreamPosition)
         keep = self.saver.keep(manifest.memory)
         came = restore(self.container, manifest, self.chunks, launch or self._launch, 1, keep)
-        self.saver.start_from(came.snapshot, manifest.memory)
+        self.saver.start_from(came.snapshot, came.shm, manifest.memory)
         return came
 
     def _end(self) -> None:

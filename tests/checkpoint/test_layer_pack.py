@@ -23,7 +23,8 @@ from savedworker.checkpoint.layer import (
     wasteful,
 )
 from savedworker.checkpoint.layer.pack import SMALL
-from savedworker.checkpoint.save import Saved
+from savedworker.checkpoint.save import Saved, Saver
+from savedworker.model.errors import Temporary
 from tests.checkpoint.bench import Bench
 from tests.checkpoint.layer_trees import Chunks, described
 
@@ -323,3 +324,52 @@ def test_a_worker_with_many_small_files_moves_and_leaves_no_chunk_half_empty(ben
     assert third.bytes_uploaded < 2 << 20
     bench.restore()
     write_again(bench)
+
+
+def test_a_checkpoint_that_cannot_be_stored_leaves_no_copies_and_those_of_a_killed_agent_go(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of all changed files and of /dev/shm: the next checkpoint needs the room."""
+    bench.python(PROGRAM, interpreter="/usr/bin/python3")
+    bench.until_output("wrote\n")
+    stage = bench.container.home.stage
+    seen: list[list[str]] = []
+
+    def fails(*_: object) -> None:
+        seen.append(os.listdir(stage))
+        raise Temporary("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Saver, "_store", fails)
+        for _ in range(2):
+            with pytest.raises(Temporary):
+                bench.save()
+    assert [len(copies) for copies in seen] == [2, 2]
+    assert os.listdir(stage) == []
+    (stage / seen[0][0]).mkdir()
+    (stage / seen[0][0] / "small").write_bytes(b"of an agent that was killed")
+    bench.save()
+    assert os.listdir(stage) == []
+
+
+SHARED = """
+import os, time
+for i in range(50):
+    with open(f"/dev/shm/{i}", "wb") as file:
+        file.write(os.urandom(20000))
+print("wrote", flush=True)
+while True:
+    time.sleep(0.1)
+    print("on", flush=True)
+"""
+
+
+def test_what_is_in_shared_memory_and_stays_as_it_is_is_stored_once_also_after_a_move(bench: Bench) -> None:
+    bench.python(SHARED, interpreter="/usr/bin/python3")
+    bench.until_output("wrote\n")
+    first = bench.save()
+    of_shm = set(read_index(first.manifest.shm, bench.chunks).chunk_keys())
+    assert of_shm
+    bench.restore()
+    bench.writes_on()
+    assert set(read_index(bench.save().manifest.shm, bench.chunks).chunk_keys()) == of_shm

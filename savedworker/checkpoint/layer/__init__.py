@@ -6,7 +6,7 @@ May import: model.errors, nothing else of the product; the data goes through two
 instance. ``shared_writable_files`` names the files whose changes no time stamp shows.
 """
 
-from savedworker.checkpoint.layer.capture import Pending, PreCopy, finish, precopy
+from savedworker.checkpoint.layer.capture import STAGES, Pending, PreCopy, finish, precopy
 from savedworker.checkpoint.layer.errors import ChangedWhileFrozen, NoSpace
 from savedworker.checkpoint.layer.extract import extract
 from savedworker.checkpoint.layer.index import CHUNK_SIZE, FORMAT_VERSION, Entry, Extent, LayerIndex
@@ -17,6 +17,7 @@ from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot
 __all__ = [
     "CHUNK_SIZE",
     "FORMAT_VERSION",
+    "STAGES",
     "ChangedWhileFrozen",
     "Entry",
     "Extent",

@@ -20,6 +20,9 @@ from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, 
 from savedworker.checkpoint.layer.tree import DirectoryCursor, read_xattrs, walk
 from savedworker.model.errors import Refused, SavedWorkerError
 
+STAGES = "layer-*"
+"""What the directories of copies are called."""
+
 Sink = Callable[[bytes], str]
 """Stores one chunk of 1 to ``CHUNK_SIZE`` bytes and returns its key. What it raises ends the capture unchanged."""
 
@@ -112,7 +115,7 @@ def finish(
     states = precopy.snapshot.states if trust_ctime else {}
     horizon = settled_before()
     with os_errors("stage in", stage_dir):
-        own = Path(tempfile.mkdtemp(prefix="layer-", dir=stage_dir))
+        own = Path(tempfile.mkdtemp(prefix=STAGES.rstrip("*"), dir=stage_dir))
     try:
         with os_errors("capture", root):
             cursor = DirectoryCursor(root)

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from savedworker.checkpoint.layer.content import OpenFile
 from savedworker.checkpoint.layer.errors import os_errors
 from savedworker.checkpoint.layer.index import CHUNK_SIZE, ROOT, Entry, LayerIndex, check
-from savedworker.checkpoint.layer.pack import digest
+from savedworker.checkpoint.layer.pack import SMALL, digest
 from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, settled_before
 from savedworker.checkpoint.layer.tree import DirectoryCursor, by_descriptor
 from savedworker.model.errors import Corrupt, Refused
@@ -28,7 +28,7 @@ _AHEAD = 4
 """Chunks asked for ahead of the one being written, for each fetching thread: bounds the memory to that many of 4 MiB."""
 _SMALL = 128 << 10
 _SMALL_AT_ONCE = 16
-"""Chunks up to _SMALL bytes that are fetched at a time: small files wait for the store, each as long as a large one."""
+"""Chunks up to _SMALL bytes that are fetched at a time: they wait for the store as long as large ones."""
 _LEAST = CHUNK_SIZE // 16
 """Bytes for which any chunk counts among those that are asked for ahead."""
 
@@ -93,10 +93,12 @@ def _build(
         with os_errors("create", path):
             return cursor.open(parent or ROOT), name
 
-    def write(entry: Entry, data: Iterator[memoryview]) -> FileState:
-        status = _write_file(entry, *parent_of(entry.path), data)
+    def write(entry: Entry, data: Iterable[memoryview]) -> None:
+        small = list(data) if entry.size <= SMALL else None
+        status = _write_file(entry, *parent_of(entry.path), data if small is None else small)
         state = states[status.st_dev, status.st_ino] = _state(entry, status)
-        return state
+        if small is not None:
+            state.digest = digest([(x.offset, piece) for x, piece in zip(entry.data, small, strict=True)])
 
     for entry in index.entries:
         if entry.path == ROOT or entry.kind == "socket-skipped":
@@ -116,8 +118,7 @@ def _build(
     for files in packs.values():
         pack = memoryview(next(data))
         for entry in files:
-            pieces = [(x.offset, pack[x.at : x.at + x.length]) for x in entry.data]
-            write(entry, iter([piece for _, piece in pieces])).digest = digest(pieces)
+            write(entry, [pack[x.at : x.at + x.length] for x in entry.data])
     for entry in links:
         assert entry.link is not None
         here, name = parent_of(entry.path)
@@ -154,7 +155,7 @@ def _state(entry: Entry, status: os.stat_result) -> FileState:
     return state
 
 
-def _write_file(entry: Entry, directory: int, name: str, data: Iterator[memoryview]) -> os.stat_result:
+def _write_file(entry: Entry, directory: int, name: str, data: Iterable[memoryview]) -> os.stat_result:
     with os_errors("create", entry.path):
         fd = os.open(name, _CREATE, 0o600, dir_fd=directory)
     with OpenFile(fd):
