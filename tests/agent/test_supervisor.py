@@ -62,6 +62,11 @@ def test_an_agent_that_is_done_ends_it_and_leaves_nothing(
     assert not (tmp_path / "state").exists()
 
 
+def test_an_agent_gets_its_memory_in_huge_pages(started: Callable[..., subprocess.Popen[str]]):
+    process = started("echo $GLIBC_TUNABLES")
+    assert "glibc.malloc.hugetlb=1" in process.communicate(timeout=90)[0]
+
+
 def test_an_agent_that_crashes_is_started_again(
     tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
 ):

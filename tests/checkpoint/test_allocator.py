@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from savedworker.checkpoint.allocator import TUNABLES, in_huge_pages
+from tests.checkpoint.bench import Bench
 
 HUGE = "glibc.malloc.hugetlb=1"
 
@@ -61,3 +62,16 @@ def test_a_program_that_begins_again_is_the_same_and_has_huge_pages() -> None:
     assert (kib >= 32 << 10) == (can.exists() and "[never]" not in can.read_text())
     words, kib = huge_pages(**{TUNABLES: "glibc.malloc.hugetlb=0"})
     assert words == "['a word']"
+
+
+@pytest.mark.criu
+def test_a_worker_has_nothing_of_it_in_its_environment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it begins nor after a move, by an agent that runs so."""
+    monkeypatch.setenv(TUNABLES, HUGE)
+    bench.start("/bin/sh", "-c", "while :; do cat /proc/self/environ; echo; echo seen; sleep 0.1; done")
+    bench.until_output("seen\n")
+    bench.save(hold=True)
+    bench.restore()
+    bench.writes_on()
+    assert "PATH=" in bench.text
+    assert TUNABLES not in bench.text
