@@ -1,4 +1,4 @@
-"""The small C programs: the worker's pid 1, CRIU's action script, and what is loaded into criu.
+"""The small C programs: the worker's pid 1, CRIU's action script, and what is loaded into criu and into the agent.
 
 Each is compiled once per machine into a folder named by its source's digest; scripts/setup and the agent image do it when
 they are made, so that an instance needs no compiler.
@@ -18,6 +18,7 @@ from savedworker.checkpoint.tools import PREFIX, Tools, need, run
 _HERE = Path(__file__).parent
 _PROGRAM = ("-static", "-s")
 _LIBRARY = ("-shared", "-fPIC")
+_FAST = (*_LIBRARY, "-O3")
 _ALWAYS = ("restart.c", "pages.c", "freezer.c")
 LIVE_PAGES = "SAVEDWORKER_PAGES"
 """Variable that, with the value "live", has CRIU leave the memory of processes out of its images (``pages.c``)."""
@@ -54,6 +55,11 @@ def criu_environment(tools: Tools) -> dict[str, str]:
     return {"PATH": f"{folder}:{path}", "LANG": "C.UTF-8"}
 
 
+def compare_library() -> Path:
+    """What compares memory with its base (``memory/compare.c``), for ctypes. Raises as above."""
+    return _built("memory/compare.c", *_FAST)
+
+
 def _built(name: str, *flags: str) -> Path:
     source = _HERE / name
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
@@ -64,7 +70,7 @@ def _built(name: str, *flags: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / source.stem
-        run([compiler, *flags, "-Os", "-Wall", "-o", made, source], timeout=120)
+        run([compiler, "-Os", "-Wall", *flags, "-o", made, source], timeout=120)
         made.chmod(0o755)
         made.rename(target)
     return target
@@ -73,7 +79,7 @@ def _built(name: str, *flags: str) -> Path:
 def build_all() -> list[Path]:
     """Compile every program that is not there yet; where they are. Raises Fatal without a compiler."""
     libraries = [_built(name, *_LIBRARY) for name in (*_ALWAYS, "prlimit.c")]
-    return [init_program(), hook_program(), *libraries]
+    return [init_program(), hook_program(), compare_library(), *libraries]
 
 
 if __name__ == "__main__":

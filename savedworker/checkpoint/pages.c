@@ -2,35 +2,95 @@
  *
  * The pages files that it leaves are empty; the agent reads the memory from the frozen processes themselves, in CRIU's
  * post-dump action, by the pagemap files that tell the rest. So nothing is copied into the page cache inside the freeze,
- * and what did not change since the base is never written anywhere. CRIU moves pages from a pipe to the file by splice;
- * to /dev/null that costs nothing. Shared memory (memfd, System V and anonymous) is written as ever: CRIU fills its pipes
- * itself, by vmsplice, while those of a process are filled by the code that CRIU puts into it.
+ * and what did not change since the base is never written anywhere.
+ *
+ * CRIU (4.2.1, criu/mem.c) has the code that it puts into a process fill a pipe: it sends it a command, then the pipe's end, and waits
+ * for the answer; then it moves the pages from the pipe to the file by splice. Which command that is shows the first time, by the pipe
+ * that follows it; what that one fills goes to /dev/null. From then on the command is not sent: it is answered here, the pipe stays
+ * empty and the splice is said to have moved what it should. A command that no pipe follows is sent after all.
+ *
+ * Shared memory (memfd, System V and anonymous) is written as ever: CRIU fills those pipes itself, by vmsplice.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-static ino_t *shared;
-static size_t pipes;
+#define NEXT(name)                            \
+    ({                                        \
+        static __typeof__(&name) next;        \
+        if (!next)                            \
+            next = dlsym(RTLD_NEXT, #name);   \
+        next;                                 \
+    })
 
-/* Whether CRIU filled this pipe itself. Both ends of a pipe have one inode. */
-static bool is_shared(int pipe)
+struct message { /* struct ctl_msg of CRIU */
+    uint32_t command, answered;
+    int32_t error;
+};
+
+/* Where what a pipe holds comes from. Both of its ends have one inode. */
+enum filler { PROCESS, CRIU, NOBODY };
+
+static struct {
+    ino_t inode;
+    enum filler filler;
+} *pipes;
+static size_t count;
+
+static struct message last, held;
+static int last_to = -1, held_for = -1, answered_for = -1;
+static uint32_t fill; /* the command, once it is known */
+
+static bool is_live(void)
+{
+    static int live = -1;
+    const char *wanted;
+
+    if (live < 0)
+        live = (wanted = getenv("SAVEDWORKER_PAGES")) && !strcmp(wanted, "live");
+    return live;
+}
+
+static bool note(int pipe, enum filler filler)
+{
+    struct stat found;
+    void *more;
+
+    if (fstat(pipe, &found))
+        return false;
+    for (size_t i = count; i-- > 0;)
+        if (pipes[i].inode == found.st_ino) {
+            pipes[i].filler = filler;
+            return true;
+        }
+    more = realloc(pipes, (count + 1) * sizeof *pipes);
+    if (!more)
+        return false;
+    pipes = more;
+    pipes[count].inode = found.st_ino;
+    pipes[count++].filler = filler;
+    return true;
+}
+
+static enum filler filler_of(int pipe)
 {
     struct stat found;
 
     if (fstat(pipe, &found))
-        return true;
-    for (size_t i = pipes; i-- > 0;)
-        if (shared[i] == found.st_ino)
-            return true;
-    return false;
+        return CRIU;
+    for (size_t i = count; i-- > 0;)
+        if (pipes[i].inode == found.st_ino)
+            return pipes[i].filler;
+    return PROCESS;
 }
 
 static bool is_pages(int fd)
@@ -49,37 +109,99 @@ static bool is_pages(int fd)
     return name && sscanf(name, "/pages-%d.img%n", &number, &end) == 1 && end && !name[end];
 }
 
-ssize_t vmsplice(int fd, const struct iovec *pages, size_t count, unsigned flags)
+/* The pipe that a message hands over, if that is all; else -1. */
+static int pipe_in(const struct msghdr *message)
 {
-    ssize_t (*next)(int, const struct iovec *, size_t, unsigned) = dlsym(RTLD_NEXT, "vmsplice");
+    const struct cmsghdr *header = CMSG_FIRSTHDR(message);
     struct stat found;
+    int fd;
 
-    if (!is_shared(fd)) {
-        ino_t *more = realloc(shared, (pipes + 1) * sizeof *shared);
+    if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
+        header->cmsg_len != CMSG_LEN(sizeof fd))
+        return -1;
+    memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    return !fstat(fd, &found) && S_ISFIFO(found.st_mode) ? fd : -1;
+}
 
-        if (!more || fstat(fd, &found))
+static bool send_held(int to)
+{
+    if (held_for != to)
+        return true;
+    held_for = -1;
+    return NEXT(send)(to, &held, sizeof held, 0) == sizeof held;
+}
+
+ssize_t send(int to, const void *data, size_t length, int flags)
+{
+    if (is_live() && length == sizeof held && !flags) {
+        if (!send_held(to))
             return -1;
-        shared = more;
-        shared[pipes++] = found.st_ino;
+        memcpy(&last, data, sizeof last);
+        last_to = to;
+        if (fill && last.command == fill) {
+            held = last;
+            held_for = to;
+            return length;
+        }
     }
-    return next(fd, pages, count, flags);
+    return NEXT(send)(to, data, length, flags);
+}
+
+ssize_t sendmsg(int to, const struct msghdr *message, int flags)
+{
+    int pipe = is_live() ? pipe_in(message) : -1;
+    ssize_t length = 0;
+
+    if (pipe >= 0 && held_for == to && note(pipe, NOBODY)) {
+        held_for = -1;
+        answered_for = to;
+        for (size_t i = 0; i < message->msg_iovlen; i++)
+            length += message->msg_iov[i].iov_len;
+        return length;
+    }
+    if (!send_held(to) || (pipe >= 0 && !note(pipe, PROCESS)))
+        return -1;
+    if (pipe >= 0 && last_to == to)
+        fill = last.command;
+    last_to = -1;
+    return NEXT(sendmsg)(to, message, flags);
+}
+
+ssize_t recv(int from, void *data, size_t length, int flags)
+{
+    if (is_live() && answered_for == from && length == sizeof held) {
+        struct message answer = {.command = held.command, .answered = held.command};
+
+        answered_for = -1;
+        memcpy(data, &answer, sizeof answer);
+        return sizeof answer;
+    }
+    if (!send_held(from))
+        return -1;
+    if (last_to == from)
+        last_to = -1;
+    return NEXT(recv)(from, data, length, flags);
+}
+
+ssize_t vmsplice(int fd, const struct iovec *pages, size_t number, unsigned flags)
+{
+    if (!note(fd, CRIU))
+        return -1;
+    return NEXT(vmsplice)(fd, pages, number, flags);
 }
 
 ssize_t splice(int from, off_t *from_at, int to, off_t *to_at, size_t length, unsigned flags)
 {
-    static ssize_t (*next)(int, off_t *, int, off_t *, size_t, unsigned);
-    static int live = -1, nowhere = -1;
-    const char *wanted;
+    static int nowhere = -1;
+    enum filler filler = is_live() ? filler_of(from) : CRIU;
 
-    if (!next)
-        next = dlsym(RTLD_NEXT, "splice");
-    if (live < 0)
-        live = (wanted = getenv("SAVEDWORKER_PAGES")) && !strcmp(wanted, "live");
-    if (!live || !is_pages(to) || is_shared(from))
-        return next(from, from_at, to, to_at, length, flags);
+    if (filler == NOBODY)
+        return length;
+    if (filler == CRIU || !is_pages(to))
+        return NEXT(splice)(from, from_at, to, to_at, length, flags);
     if (nowhere < 0)
         nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (nowhere < 0)
         return -1;
-    return next(from, from_at, nowhere, to_at, length, flags);
+    return NEXT(splice)(from, from_at, nowhere, to_at, length, flags);
 }

@@ -5,6 +5,8 @@ What is read back is checked: memory that is told against something else than wh
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import threading
 from collections.abc import Sequence
@@ -15,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from savedworker.checkpoint import native
 from savedworker.checkpoint.memory.files import opened, read_at, write_at
 from savedworker.checkpoint.memory.pagemap import PAGE, PAGES
-from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes
+from savedworker.checkpoint.memory.records import BITMAP, Mask, Words
 from savedworker.model.errors import Temporary
 
 
@@ -112,26 +115,15 @@ class Base:
             self._slots |= slots
 
     def difference(self, slot: Slot, content: Words, room: Words) -> Mask:
-        """Turn the pages of ``content`` that ``slot`` has into their difference from it; which of them are not all zeros then.
+        """Which of the pages that ``slot`` has are others in ``content``, where they become their difference from it.
 
         ``room``: scratch for as many pages as are to be compared at once. Raises BaseDamaged; ``content`` is arbitrary then.
         """
         rows = np.flatnonzero(slot.mask)
-        whole = len(rows) == PAGES
         sums, differs = np.empty(len(rows), dtype=np.uint64), np.zeros(PAGES, dtype=np.bool_)
         try:
             with opened(self._path, os.O_RDONLY) as fd:
-                for at in range(0, len(rows), len(room)):
-                    before = room[: len(rows) - at]
-                    upto = at + len(before)
-                    read_at(fd, as_bytes(before), slot.offset + at * PAGE)
-                    np.add.reduce(before, axis=1, out=sums[at:upto])
-                    where = slice(at, upto) if whole else rows[at:upto]
-                    now = content[where]
-                    np.bitwise_xor(now, before, out=now)
-                    differs[where] = np.bitwise_or.reduce(now, axis=1) != 0
-                    if not whole:
-                        content[where] = now
+                _compare(fd, slot.offset, content, rows, room, sums, differs)
         except OSError as error:
             raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
         if _digest(sums) != slot.check:
@@ -144,6 +136,33 @@ class Base:
         self._groups.clear()
         self._end = 0
         self._path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(native.compare_library()))
+    array, number = ctypes.c_void_p, ctypes.c_int64
+    library.compare.argtypes = (ctypes.c_int, number, array, array, number, array, number, array, array)
+    return library
+
+
+def _compare(
+    fd: int,
+    offset: int,
+    content: Words,
+    rows: npt.NDArray[np.int64],
+    room: Words,
+    sums: npt.NDArray[np.uint64],
+    differs: Mask,
+) -> None:
+    """``compare`` of compare.c. Raises OSError."""
+    places = (x.ctypes.data for x in (content, rows, room, sums, differs))
+    content_at, rows_at, room_at, sums_at, differs_at = places
+    problem = _library().compare(
+        fd, offset, content_at, rows_at, len(rows), room_at, len(room), sums_at, differs_at
+    )
+    if problem:
+        raise OSError(problem, os.strerror(problem))
 
 
 def _check(pages: Words) -> bytes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from queue import LifoQueue
 from typing import Protocol
 
 import numpy as np
@@ -38,8 +38,6 @@ _BATCH = 32 << 20
 _BATCH_WINDOWS = 256
 _AT_ONCE = 128
 """Pages that are compared at once: with what they are compared to they fit into a core's own cache."""
-BATCH_MEMORY = _BATCH + 4 * WINDOW
-"""Bytes that one thread holds at most."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,32 @@ class _Part:
     bytes_known: int = 0
 
 
-class _Room(threading.local):
-    """The buffers of one thread, and its turn: of many that wait for the store, only as many read as there are cores."""
+class _Room:
+    """Buffers to read into and to compare with."""
 
-    def __init__(self, turn: threading.Semaphore) -> None:
+    def __init__(self) -> None:
         self.now, self.before = blank(), blank(_AT_ONCE)
-        self.turn = turn
+
+
+class _Turn:
+    """Of many threads only as many read as there are cores, each in a room. One keeps it until it waits for the store: changing costs more
+    than reading a window."""
+
+    def __init__(self, free: LifoQueue[_Room]) -> None:
+        self._free = free
+        self._room: _Room | None = None
+
+    def take(self) -> _Room:
+        """The room, when there is one."""
+        if self._room is None:
+            self._room = self._free.get()
+        return self._room
+
+    def leave(self) -> None:
+        """Let another thread have it."""
+        if self._room is not None:
+            self._free.put(self._room)
+        self._room = None
 
 
 def capture(
@@ -96,13 +114,15 @@ def capture(
     called with the size of every window that is done, by any thread, and may raise to end it early. Raises what it, ``chunks``,
     ``base`` and the sources raise.
     """
-    room = _Room(threading.Semaphore(len(os.sched_getaffinity(0))))
+    rooms: LifoQueue[_Room] = LifoQueue()  # in the one that was used last most is in a cache
+    for _ in os.sched_getaffinity(0):
+        rooms.put(_Room())
     under_way: list[list[Future[_Part]]] = []
     try:
         for source in sources:
             under_way.append(
                 [
-                    pool.submit(_capture, source, batch, base, chunks, keep, room, still_wanted)
+                    pool.submit(_capture, source, batch, base, chunks, keep, _Turn(rooms), still_wanted)
                     for batch in _batches(source.space.windows)
                 ]
             )
@@ -157,39 +177,51 @@ def _capture(
     base: Base,
     chunks: Chunks,
     keep: bool,
-    room: _Room,
+    turn: _Turn,
     still_wanted: Callable[[int], None],
 ) -> _Part:
     part, space = _Part(), source.space
     new = Group(space.name, chunks, base if keep else None)
     changes, changed = bytearray(), list[int]()
-    for window in batch:
-        still_wanted(window.size)
-        mask = mask_of(window.segments)
-        slot = base.find(space.name, window.number)
-        with room.turn:
+    try:
+        for window in batch:
+            still_wanted(window.size)
+            mask = mask_of(window.segments)
+            slot = base.find(space.name, window.number)
+            if slot is None and new.is_full(mask):
+                turn.leave()
+                part.groups += new.finish()
+            elif slot is not None and slot.group not in part.used:
+                part.used[slot.group] = None
+                see_to_it(base, slot.group.key, chunks, turn.leave)
+            room = turn.take()
             source.read(window, room.now)
-            differs = mask if slot is None else _difference(base, slot, mask, room)
-        if slot is None:
-            part.groups += new.add(window.number, mask, room.now)
-            continue
-        if slot.group not in part.used:
-            part.used[slot.group] = None
-            see_to_it(base, slot.group.key, chunks)
-        part.bytes_known += window.size
-        if differs.any():
-            changed.append(window.number)
-            for piece in encode(differs, room.now):
-                changes += piece
+            if slot is None:
+                new.add(window.number, mask, room.now)
+                continue
+            part.bytes_known += window.size
+            differs = _difference(base, slot, mask, room)
+            if differs.any():
+                changed.append(window.number)
+                for piece in encode(differs, room.now):
+                    changes += piece
+    finally:
+        turn.leave()
     part.groups += new.finish()
     if changed:
         part.delta = MemoryGroup(key=chunks.put(changes), windows=tuple(changed))
     return part
 
 
-def see_to_it(base: Base, key: str, chunks: Chunks) -> None:
-    """Have the group ``key`` of the base in the store, now if not before. Raises BaseDamaged when the base has something else by now."""
-    if not chunks.is_fresh(key) and chunks.put(base.content(key)) != key:
+def see_to_it(base: Base, key: str, chunks: Chunks, waits: Callable[[], None] = lambda: None) -> None:
+    """Have the group ``key`` of the base in the store, now if not before: then ``waits`` is called first.
+
+    Raises BaseDamaged when the base has something else by now.
+    """
+    if chunks.is_fresh(key):
+        return
+    waits()
+    if chunks.put(base.content(key)) != key:
         raise BaseDamaged("the base of the memory has changed on the disk of this instance")
 
 
@@ -211,15 +243,16 @@ class Group:
         self._numbers: list[int] = []
         self._masks: list[Mask] = []
 
-    def add(self, number: int, mask: Mask, content: Words) -> list[MemoryGroup]:
-        """Append the pages in ``mask`` of a window; the groups that were stored for it."""
-        size = BITMAP + int(mask.sum()) * PAGE
-        stored = self.finish() if self._numbers and len(self._records) + size > GROUP else []
+    def is_full(self, mask: Mask) -> bool:
+        """Whether it must be finished before the pages in ``mask`` of a window can be added."""
+        return bool(self._numbers) and len(self._records) + BITMAP + int(mask.sum()) * PAGE > GROUP
+
+    def add(self, number: int, mask: Mask, content: Words) -> None:
+        """Append those pages."""
         for piece in encode(mask, content):
             self._records += piece
         self._numbers.append(number)
         self._masks.append(mask)
-        return stored
 
     def finish(self) -> list[MemoryGroup]:
         """Store what there is."""
