@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -451,6 +452,40 @@ def test_a_base_that_is_inherited_keeps_the_next_checkpoint_small(
     assert chunks.bytes_uploaded == before
     assert stored == moved
     rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+class Waiting:
+    """A store whose puts wait for each other: none is done before ``parties`` are under way."""
+
+    def __init__(self, chunks: ChunkStore, parties: int, lost: bool) -> None:
+        self._chunks, self._lost = chunks, lost
+        self._barrier = threading.Barrier(parties)
+
+    def put(self, data: bytes | bytearray, /) -> str:
+        self._barrier.wait(timeout=30)
+        return self._chunks.put(data)
+
+    def is_fresh(self, key: str, /) -> bool:
+        return not self._lost and self._chunks.is_fresh(key)
+
+
+@pytest.mark.parametrize("what", ["new", "changed", "lost"])
+def test_who_waits_for_the_store_keeps_nobody_from_reading(
+    tmp_path: Path, chunks: ChunkStore, what: str
+) -> None:
+    many = len(os.sched_getaffinity(0)) + 2
+    first = {f"pagemap-{n}.img": {5: noise(n, 3)} for n in range(1, many + 1)}
+    second = {
+        name: {5: scattered(runs[5], 1) if what == "changed" else runs[5]} for name, runs in first.items()
+    }
+    base = Base(tmp_path / "base")
+    folder = write_dump(tmp_path / "second", second)
+    waiting = Waiting(chunks, many, what == "lost")
+    with ThreadPoolExecutor(many) as threads:
+        if what != "new":
+            capture(find_sources(write_dump(tmp_path / "first", first), {}), base, chunks, threads, keep=True)
+        stored = capture(find_sources(folder, {}), base, waiting, threads, keep=False).spaces
+        rebuilt(folder, stored, tmp_path / "back", chunks.get, threads)
 
 
 def test_a_base_never_has_a_window_twice(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
