@@ -23,7 +23,7 @@ from savedworker.agent.lease import holds
 from savedworker.agent.registry import log_in
 from savedworker.agent.shim import lease_clock
 from savedworker.agent.shim_client import ShimClient, ShimGone
-from savedworker.checkpoint import images, restore
+from savedworker.checkpoint import images, native, restore
 from savedworker.checkpoint.container import Container, first_runtime
 from savedworker.checkpoint.tools import Tools, find_tools
 from savedworker.crashpoints import crash_point
@@ -92,6 +92,7 @@ class _Agent:
         try:
             self.worker.chunks.spend(memory_budget(spec, os.environ))
             tools = find_tools()
+            native.prepare()
         except SavedWorkerError as error:
             return self._leave("failed", str(error))
         image_problem: BadSpec | None = None

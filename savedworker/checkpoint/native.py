@@ -6,6 +6,8 @@ they are made, so that an instance needs no compiler.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import os
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from savedworker.checkpoint import capabilities
 from savedworker.checkpoint.tools import PREFIX, Tools, need, run
+from savedworker.model.errors import Fatal
 
 _HERE = Path(__file__).parent
 _PROGRAM = ("-static", "-s")
@@ -55,14 +58,28 @@ def criu_environment(tools: Tools) -> dict[str, str]:
     return {"PATH": f"{folder}:{path}", "LANG": "C.UTF-8"}
 
 
-def compare_library() -> Path:
-    """What compares memory with its base (``memory/compare.c``), for ctypes. Raises as above."""
-    return _built("memory/compare.c", *_FAST)
+@functools.cache
+def comparer() -> ctypes.CDLL:
+    """What compares memory with its base, ``memory/compare.c``, loaded. Raises Fatal."""
+    path = _built("memory/compare.c", *_FAST)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Fatal(f"{path} cannot be loaded: {error}", "remove it, and run scripts/setup") from error
+    array, number = ctypes.c_void_p, ctypes.c_int64
+    library.compare.argtypes = (ctypes.c_int, number, array, array, number, array, number, array, array)
+    return library
+
+
+def prepare() -> None:
+    """Have all of it here, and able to run, before it is needed in a freeze. Raises Fatal."""
+    build_all()
+    comparer()
 
 
 def _built(name: str, *flags: str) -> Path:
     source = _HERE / name
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(" ".join(flags).encode() + source.read_bytes()).hexdigest()[:12]
     target = PREFIX / "lib" / "savedworker" / f"{source.stem}-{digest}"
     if target.exists():
         return target
@@ -79,7 +96,7 @@ def _built(name: str, *flags: str) -> Path:
 def build_all() -> list[Path]:
     """Compile every program that is not there yet; where they are. Raises Fatal without a compiler."""
     libraries = [_built(name, *_LIBRARY) for name in (*_ALWAYS, "prlimit.c")]
-    return [init_program(), hook_program(), compare_library(), *libraries]
+    return [init_program(), hook_program(), _built("memory/compare.c", *_FAST), *libraries]
 
 
 if __name__ == "__main__":

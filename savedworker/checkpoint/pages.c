@@ -5,9 +5,9 @@
  * and what did not change since the base is never written anywhere.
  *
  * CRIU (4.2.1, criu/mem.c) has the code that it puts into a process fill a pipe: it sends it a command, then the pipe's end, and waits
- * for the answer; then it moves the pages from the pipe to the file by splice. Which command that is shows the first time, by the pipe
- * that follows it; what that one fills goes to /dev/null. From then on the command is not sent: it is answered here, the pipe stays
- * empty and the splice is said to have moved what it should. A command that no pipe follows is sent after all.
+ * for the answer; then it moves the pages from the pipe to the file by splice. The first pipes are really filled, and go to /dev/null:
+ * that shows which command it is, and that this CRIU does empty them so. From then on the command is not sent: it is answered here, the
+ * pipe stays empty and the splice is said to have moved what it should. A command that no pipe follows at once is sent after all.
  *
  * Shared memory (memfd, System V and anonymous) is written as ever: CRIU fills those pipes itself, by vmsplice.
  */
@@ -40,9 +40,10 @@ struct message { /* struct ctl_msg of CRIU */
 /* Where what a pipe holds comes from. Both of its ends have one inode. */
 enum filler { PROCESS, CRIU, NOBODY };
 
-static struct {
+static struct pipe {
     ino_t inode;
     enum filler filler;
+    uint32_t command; /* that a PROCESS got */
 } *pipes;
 static size_t count;
 
@@ -60,37 +61,33 @@ static bool is_live(void)
     return live;
 }
 
-static bool note(int pipe, enum filler filler)
+/* What is known of a pipe; NULL if nothing is. */
+static struct pipe *known(int fd)
 {
     struct stat found;
-    void *more;
 
-    if (fstat(pipe, &found))
-        return false;
-    for (size_t i = count; i-- > 0;)
-        if (pipes[i].inode == found.st_ino) {
-            pipes[i].filler = filler;
-            return true;
-        }
-    more = realloc(pipes, (count + 1) * sizeof *pipes);
-    if (!more)
-        return false;
-    pipes = more;
-    pipes[count].inode = found.st_ino;
-    pipes[count++].filler = filler;
-    return true;
+    if (!fstat(fd, &found))
+        for (size_t i = count; i-- > 0;)
+            if (pipes[i].inode == found.st_ino)
+                return pipes + i;
+    return NULL;
 }
 
-static enum filler filler_of(int pipe)
+static bool note(int fd, enum filler filler, uint32_t command)
 {
+    struct pipe *pipe = known(fd), *more;
     struct stat found;
 
-    if (fstat(pipe, &found))
-        return CRIU;
-    for (size_t i = count; i-- > 0;)
-        if (pipes[i].inode == found.st_ino)
-            return pipes[i].filler;
-    return PROCESS;
+    if (!pipe) {
+        if (fstat(fd, &found) || !(more = realloc(pipes, (count + 1) * sizeof *pipes)))
+            return false;
+        pipes = more;
+        pipe = pipes + count++;
+        pipe->inode = found.st_ino;
+    }
+    pipe->filler = filler;
+    pipe->command = command;
+    return true;
 }
 
 static bool is_pages(int fd)
@@ -123,22 +120,24 @@ static int pipe_in(const struct msghdr *message)
     return !fstat(fd, &found) && S_ISFIFO(found.st_mode) ? fd : -1;
 }
 
-static bool send_held(int to)
+static bool send_held(void)
 {
-    if (held_for != to)
-        return true;
+    int to = held_for;
+
     held_for = -1;
-    return NEXT(send)(to, &held, sizeof held, 0) == sizeof held;
+    return to < 0 || NEXT(send)(to, &held, sizeof held, 0) == sizeof held;
 }
 
 ssize_t send(int to, const void *data, size_t length, int flags)
 {
-    if (is_live() && length == sizeof held && !flags) {
-        if (!send_held(to))
-            return -1;
+    if (!send_held())
+        return -1;
+    last_to = -1;
+    if (is_live() && length == sizeof last && !flags) {
         memcpy(&last, data, sizeof last);
-        last_to = to;
-        if (fill && last.command == fill) {
+        if (!last.answered && !last.error)
+            last_to = to;
+        if (last_to >= 0 && answered_for < 0 && fill && last.command == fill) {
             held = last;
             held_for = to;
             return length;
@@ -149,43 +148,40 @@ ssize_t send(int to, const void *data, size_t length, int flags)
 
 ssize_t sendmsg(int to, const struct msghdr *message, int flags)
 {
-    int pipe = is_live() ? pipe_in(message) : -1;
+    int pipe = last_to >= 0 && last_to == to ? pipe_in(message) : -1;
     ssize_t length = 0;
 
-    if (pipe >= 0 && held_for == to && note(pipe, NOBODY)) {
+    last_to = -1;
+    if (pipe >= 0 && held_for == to && note(pipe, NOBODY, 0)) {
         held_for = -1;
         answered_for = to;
         for (size_t i = 0; i < message->msg_iovlen; i++)
             length += message->msg_iov[i].iov_len;
         return length;
     }
-    if (!send_held(to) || (pipe >= 0 && !note(pipe, PROCESS)))
+    if (!send_held() || (pipe >= 0 && !note(pipe, PROCESS, last.command)))
         return -1;
-    if (pipe >= 0 && last_to == to)
-        fill = last.command;
-    last_to = -1;
     return NEXT(sendmsg)(to, message, flags);
 }
 
 ssize_t recv(int from, void *data, size_t length, int flags)
 {
-    if (is_live() && answered_for == from && length == sizeof held) {
+    last_to = -1;
+    if (from >= 0 && from == answered_for && length == sizeof held) {
         struct message answer = {.command = held.command, .answered = held.command};
 
         answered_for = -1;
         memcpy(data, &answer, sizeof answer);
         return sizeof answer;
     }
-    if (!send_held(from))
+    if (!send_held())
         return -1;
-    if (last_to == from)
-        last_to = -1;
     return NEXT(recv)(from, data, length, flags);
 }
 
 ssize_t vmsplice(int fd, const struct iovec *pages, size_t number, unsigned flags)
 {
-    if (!note(fd, CRIU))
+    if (!note(fd, CRIU, 0))
         return -1;
     return NEXT(vmsplice)(fd, pages, number, flags);
 }
@@ -193,15 +189,19 @@ ssize_t vmsplice(int fd, const struct iovec *pages, size_t number, unsigned flag
 ssize_t splice(int from, off_t *from_at, int to, off_t *to_at, size_t length, unsigned flags)
 {
     static int nowhere = -1;
-    enum filler filler = is_live() ? filler_of(from) : CRIU;
+    struct pipe *pipe = is_live() && is_pages(to) ? known(from) : NULL;
+    ssize_t moved;
 
-    if (filler == NOBODY)
-        return length;
-    if (filler == CRIU || !is_pages(to))
+    if (!pipe || pipe->filler == CRIU)
         return NEXT(splice)(from, from_at, to, to_at, length, flags);
+    if (pipe->filler == NOBODY)
+        return length;
     if (nowhere < 0)
         nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (nowhere < 0)
         return -1;
-    return NEXT(splice)(from, from_at, nowhere, to_at, length, flags);
+    moved = NEXT(splice)(from, from_at, nowhere, to_at, length, flags);
+    if (moved > 0 && !fill)
+        fill = pipe->command;
+    return moved;
 }

@@ -230,7 +230,8 @@ class ChunkStore:
             return self._use_if_fresh(key)
 
     def begin_save(self) -> None:
-        """A save begins: what was put, or found to be fresh, before does not count for it."""
+        """A save begins: what was put, or found to be fresh, before does not count for it. Raises what ``Store.list`` does."""
+        self._seed()  # now, and not in a freeze
         with self._lock:
             self._used.clear()
             self._begun = self._clock()

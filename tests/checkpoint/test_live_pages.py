@@ -1,4 +1,4 @@
-"""``pages.c`` beside a stand-in for CRIU and for the code that it puts into a process: who is asked for pages, and where they go."""
+"""``pages.c`` beside a stand-in for CRIU and for the code that it puts into processes: who is asked for pages, and where they go."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,65 +14,98 @@ from savedworker.checkpoint import native
 
 FILL, OTHER, PAGE = 66, 70, 4096
 
-DUMP = """
+PARTS = """
 import array, ctypes, json, os, socket, struct, sys
 FILL, OTHER, PAGE = 66, 70, 4096
-libc = ctypes.CDLL(None, use_errno=True)
-ours, process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-rights = lambda fd: [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
 
-report, told = os.pipe()
-if not os.fork():  # the process
-    ours.close()
-    asked = []
-    while message := process.recv(12):
-        command = struct.unpack("IIi", message)[0]
-        asked.append(command)
-        if command == FILL and asked[-2:-1] != [OTHER]:
-            _, found, *_ = process.recvmsg(1, socket.CMSG_LEN(4))
-            pipe = struct.unpack("i", found[0][2])[0]
-            os.write(pipe, b"p" * PAGE)
-            os.close(pipe)
-        process.send(struct.pack("IIi", command, command, 0))
-    os.write(told, json.dumps(asked).encode())
-    os._exit(0)
-process.close()
-os.close(told)
+class Process:
+    def __init__(self):
+        self.ours, process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.report, told = os.pipe()
+        if not os.fork():
+            self.ours.close()
+            asked = []
+            while message := process.recv(12):
+                command = struct.unpack("IIi", message)[0]
+                asked.append(command)
+                if command == FILL and asked[-2:-1] != [OTHER]:  # what comes after the other one has no pipe with it
+                    _, found, *_ = process.recvmsg(1, socket.CMSG_LEN(4))
+                    pipe = struct.unpack("i", found[0][2])[0]
+                    os.write(pipe, b"p" * PAGE)
+                    os.close(pipe)
+                process.send(struct.pack("IIi", command, command, 0))
+            os.write(told, json.dumps(asked).encode())
+            os._exit(0)
+        process.close()
+        os.close(told)
 
-def ask(command, pipe=None):
-    assert ours.send(struct.pack("IIi", command, 0, 0)) == 12
-    if pipe is not None:
-        assert ours.sendmsg([b"-"], rights(pipe)) == 1
-    assert struct.unpack("IIi", ours.recv(12)) == (command, command, 0)
+    def ask(self, command, pipe=None):
+        assert self.ours.send(struct.pack("IIi", command, 0, 0)) == 12
+        if pipe is not None:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pipe]))]
+            assert self.ours.sendmsg([b"-"], rights) == 1
+        assert struct.unpack("IIi", self.ours.recv(12)) == (command, command, 0)
 
-pages = os.open("pages-1.img", os.O_WRONLY | os.O_CREAT)
-moved = []
+    def asked(self):
+        self.ours.close()
+        return json.loads(os.read(self.report, 4096))
+
+def image(name):
+    return os.open(name, os.O_WRONLY | os.O_CREAT)
+
+def move(pipe, file):
+    assert os.splice(pipe, file, PAGE) == PAGE
+"""
+
+DUMP = """
+process, pages = Process(), image("pages-1.img")
+(end, pipe), (other_end, other_pipe) = os.pipe(), os.pipe()
+process.ask(FILL, pipe)
+process.ask(FILL, other_pipe)
+move(end, pages)
+move(other_end, pages)
+process.ask(FILL, pipe)
+move(end, pages)
+process.ask(OTHER)
+process.ask(FILL)
+process.ask(FILL, other_pipe)
+move(other_end, pages)
+first = process.asked()
+process, pages = Process(), image("pages-2.img")
+process.ask(OTHER, None)
+process.ask(OTHER, None)
 end, pipe = os.pipe()
-for _ in range(2):
-    ask(FILL, pipe)
-    moved.append(os.splice(end, pages, PAGE))
-ask(OTHER)
-ask(FILL)
-ask(FILL, pipe)
-moved.append(os.splice(end, pages, PAGE))
-shared = os.open("pages-2.img", os.O_WRONLY | os.O_CREAT)
+process.ask(FILL + 1, None)
+process.ask(FILL, pipe)
+move(end, pages)
+second = process.asked()
+end, pipe = os.pipe()
+os.write(pipe, b"d" * PAGE)
+move(end, image("pipes-data.img"))
 end, pipe = os.pipe()
 memory = ctypes.create_string_buffer(b"s" * PAGE, PAGE)
 class Vector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-assert libc.vmsplice(pipe, ctypes.byref(Vector(ctypes.addressof(memory), PAGE)), 1, 0) == PAGE
-moved.append(os.splice(end, shared, PAGE))
-ours.close()
-print(json.dumps([json.loads(os.read(report, 4096)), moved]))
+assert ctypes.CDLL(None).vmsplice(pipe, ctypes.byref(Vector(ctypes.addressof(memory), PAGE)), 1, 0) == PAGE
+move(end, image("pages-3.img"))
+print(json.dumps([first, second]))
+"""
+
+READ = """
+process = Process()
+end, pipe = os.pipe()
+for _ in range(3):
+    process.ask(FILL, pipe)
+    assert os.read(end, PAGE) == b"p" * PAGE
+print(json.dumps(process.asked()))
 """
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_only_the_first_pipe_is_filled_by_the_process(tmp_path: Path, live: bool) -> None:
+def run(program: str, folder: Path, live: bool) -> Any:
     (library,) = (x for x in native.build_all() if x.name.startswith("pages-"))
     done = subprocess.run(
-        [sys.executable, "-c", DUMP],
-        cwd=tmp_path,
+        [sys.executable, "-c", PARTS + program],
+        cwd=folder,
         env={"LD_PRELOAD": str(library)} | ({native.LIVE_PAGES: "live"} if live else {}),
         capture_output=True,
         text=True,
@@ -79,9 +113,29 @@ def test_only_the_first_pipe_is_filled_by_the_process(tmp_path: Path, live: bool
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    asked, moved = json.loads(done.stdout)
-    # After the other command came one that fills, without a pipe: it was sent.
-    assert asked == ([FILL, OTHER, FILL] if live else [FILL, FILL, OTHER, FILL, FILL])
-    assert moved == [PAGE] * 4
-    written = [(tmp_path / f"pages-{n}.img").read_bytes() for n in (1, 2)]
-    assert written == [b"" if live else b"p" * 3 * PAGE, b"s" * PAGE]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_processes_fill_only_the_pipes_before_the_first_that_was_emptied(tmp_path: Path, live: bool) -> None:
+    first, second = run(DUMP, tmp_path, live)
+    if live:
+        # After the other command came the one that fills, without a pipe: it was sent.
+        assert (first, second) == ([FILL, FILL, OTHER, FILL], [OTHER, OTHER, FILL + 1])
+    else:
+        assert (first, second) == (
+            [FILL, FILL, FILL, OTHER, FILL, FILL],
+            [OTHER, OTHER, FILL + 1, FILL],
+        )
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {
+        "pages-1.img": b"" if live else b"p" * 4 * PAGE,
+        "pages-2.img": b"" if live else b"p" * PAGE,
+        "pages-3.img": b"s" * PAGE,
+        "pipes-data.img": b"d" * PAGE,
+    }
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_pipes_that_are_emptied_in_another_way_are_always_filled(tmp_path: Path, live: bool) -> None:
+    assert run(READ, tmp_path, live) == [FILL] * 3

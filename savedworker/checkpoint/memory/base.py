@@ -5,8 +5,6 @@ What is read back is checked: memory that is told against something else than wh
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import threading
 from collections.abc import Sequence
@@ -55,6 +53,7 @@ class Base:
     """Groups in one private file. Safe for several threads; ``clear`` only while no other call is under way."""
 
     def __init__(self, path: Path) -> None:
+        native.comparer()  # loaded now, and not in a freeze
         self._path = path
         self._end = 0
         self._slots: dict[tuple[str, int], Slot] = {}
@@ -138,14 +137,6 @@ class Base:
         self._path.unlink(missing_ok=True)
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(native.compare_library()))
-    array, number = ctypes.c_void_p, ctypes.c_int64
-    library.compare.argtypes = (ctypes.c_int, number, array, array, number, array, number, array, array)
-    return library
-
-
 def _compare(
     fd: int,
     offset: int,
@@ -156,9 +147,11 @@ def _compare(
     differs: Mask,
 ) -> None:
     """``compare`` of compare.c. Raises OSError."""
+    assert len(room)
+    assert all(x.flags.c_contiguous for x in (content, rows, room))
     places = (x.ctypes.data for x in (content, rows, room, sums, differs))
     content_at, rows_at, room_at, sums_at, differs_at = places
-    problem = _library().compare(
+    problem = native.comparer().compare(
         fd, offset, content_at, rows_at, len(rows), room_at, len(room), sums_at, differs_at
     )
     if problem:

@@ -40,6 +40,8 @@ int compare(int fd, int64_t offset, uint64_t *content, const int64_t *rows, int6
         while (into < end) {
             ssize_t got = pread(fd, into, end - into, offset);
 
+            if (got < 0 && errno == EINTR)
+                continue;
             if (got < 0)
                 return errno;
             if (!got)
