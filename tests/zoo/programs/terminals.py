@@ -32,7 +32,7 @@ def ask(write: int, read: int, text: str, answer: str) -> None:
         seen += os.read(read, 4096).decode()
 
 
-ask(master, master, "set -m; stty -echo; sleep 1000 & echo started-$((1+1))\n", "started-2")
+ask(master, master, "set -m; stty -echo; PS1='again> '; sleep 1000 & echo started-$((1+1))\n", "started-2")
 
 
 def check(n: int) -> None:
@@ -43,7 +43,8 @@ def check(n: int) -> None:
         f"{n}-33 77-/dev/pts/{number}-1-end",
     )
     ask(master, master, f"bash -c 'echo child-$(({n}))-$((1+1)); sleep 1000'\n", f"child-{n}-2")
-    os.write(master, b"\x03")  # ^C goes to the foreground job and not to the shell
+    # ^C goes to the foreground job and not to the shell, which forgets what it is told before it has seen that job end.
+    ask(master, master, "\x03", "again> ")
     ask(typescript.stdin.fileno(), typescript.stdout.fileno(), f"line{n}\n", f"got line{n}")
     assert termios.tcgetattr(slave) == before, "the terminal's settings have changed"
 
