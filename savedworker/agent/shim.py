@@ -442,7 +442,8 @@ def main(argv: list[str]) -> int:
     listener.bind("shim.sock")
     os.chmod("shim.sock", 0o600)
     listener.listen(16)
-    if os.fork():
+    if child := os.fork():
+        Path("shim.pid").write_text(str(child))  # there when whoever launched it goes on
         return 0
     os.setsid()
     log = os.open("shim.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -450,7 +451,6 @@ def main(argv: list[str]) -> int:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    Path("shim.pid").write_text(str(os.getpid()))
     crash_point("shim.begin")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _come_first()
