@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from savedworker.checkpoint import native
 from savedworker.checkpoint.criu_image import IMAGE, bytes_field, magic, number_field, pack
 from savedworker.checkpoint.memory import (
     Base,
@@ -452,6 +453,23 @@ def test_a_base_that_is_inherited_keeps_the_next_checkpoint_small(
     assert chunks.bytes_uploaded == before
     assert stored == moved
     rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_what_compares_is_loaded_before_there_is_anything_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that cannot load it finds out before it takes the lease, and not in a freeze."""
+    broken = tmp_path / "compare"
+    broken.write_bytes(b"not a library")
+    native.comparer.cache_clear()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "_built", lambda *_: broken)
+            for loads in (native.prepare, lambda: Base(tmp_path / "base")):
+                with pytest.raises(Fatal, match=f"{broken} cannot be loaded"):
+                    loads()
+    finally:
+        native.comparer.cache_clear()
 
 
 class Waiting:

@@ -378,6 +378,21 @@ def test_a_chunk_that_is_gone_and_that_nothing_names_any_more_is_told_once(
     assert chunks.check_known() == frozenset()
 
 
+def test_the_store_is_listed_when_a_save_begins_and_not_inside_its_freeze(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(*_: object, **__: object) -> None:
+        raise AssertionError("listed")
+
+    chunks = ChunkStore(store, "w")
+    chunks.begin_save()
+    monkeypatch.setattr(store, "list", listed)
+    assert not chunks.is_fresh("0" * 64)
+    chunks.put(b"data")
+    with pytest.raises(AssertionError, match="listed"):
+        ChunkStore(store, "w").is_fresh("0" * 64)
+
+
 def test_a_known_chunk_that_vanished_or_lost_its_end_is_noticed_by_a_listing_and_put_again(
     chunks: ChunkStore, store: Store
 ) -> None:
