@@ -63,12 +63,14 @@ class Results:
         """The machine and the run in a sentence or two."""
         m = self.header["machine"]
         peer = f", podman {m['podman']}" if "podman" in m else ""
+        runs = self.header["runs"]
+        samples = "One sample of each" if runs == 1 else f"Medians of {runs} samples"
         return (
             f"{m['cores']} cores ({m['cpu']}), {m['memory_gib']} GiB, kernel {m['kernel']}, cgroup v{m['cgroup']}, {m['disk']}; "
             f"CRIU {m['criu']}, runc {m['runc']}{peer}, Python {m['python']}. "
             f"Load while measuring: {self.header['load_before']} to {self.header['load_after']} "
-            f"(one of more than {m['cores']} at the beginning would mean that other work was measured along). Medians of {self.header['runs']} "
-            f"samples into {self.header['store']}; each ratio is of one run. Page cache: {self.header['page_cache']}."
+            f"(one of more than {m['cores']} at the beginning would mean that other work was measured along). {samples} "
+            f"into {self.header['store']}; each ratio is of one run. Page cache: {self.header['page_cache']}."
         )
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:

@@ -28,7 +28,7 @@ _WARM_AFTER = 5.0
 _WARM_AGAIN = 60.0
 """Seconds before the memory is read ahead, and between later looks for new memory, at most."""
 _REBASE_SHARE = 0.3
-"""Share of the images that a checkpoint may upload although most of it is told against the base; past it the base is too old."""
+"""Share of the images that a checkpoint may upload although most of it is in the base; past it the base is too old."""
 
 
 def free_space(folder: Path) -> int:

@@ -19,7 +19,7 @@ class Work:
 
     new: int
     known: int
-    """Of it, what was told against the base."""
+    """Of it, what the base knew: told against it, or replaced."""
     dump: float
     store: float
     rest: float

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,10 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from savedworker.checkpoint import native
+from savedworker.checkpoint.base_keeper import BaseKeeper
+from savedworker.checkpoint.container import Container
 from savedworker.checkpoint.criu_image import IMAGE, bytes_field, magic, number_field, pack
 from savedworker.checkpoint.memory import (
     Base,
     BaseDamaged,
+    Captured,
+    Spill,
     capture,
     find_sources,
     inherit,
@@ -169,6 +174,188 @@ def test_what_did_not_change_uploads_nothing(tmp_path: Path, chunks: ChunkStore,
     stored = capture(find_sources(write_dump(tmp_path / "2", big()), {}), base, chunks, pool, keep=True)
     assert chunks.bytes_uploaded == before
     assert stored.spaces[0].deltas == ()
+
+
+def text(seed: int, pages: int) -> bytes:
+    """What compresses, and whose difference from other text compresses less."""
+    return np.random.default_rng(seed).choice(list(b"etaoinsh"), pages * PAGE).astype(np.uint8).tobytes()
+
+
+def windows(*contents: bytes) -> dict[str, Runs]:
+    """One content for each window, at its beginning."""
+    return {"pagemap-1.img": {number * PAGES: data for number, data in enumerate(contents)}}
+
+
+def told(stored: Captured) -> set[int]:
+    """The windows of the only space that are told against the base."""
+    return {number for group in stored.spaces[0].deltas for number in group.windows}
+
+
+class Told:
+    """Captures ``before``, then ``after`` against it, and brings that back."""
+
+    def __init__(self, folder: Path, chunks: ChunkStore, pool: Executor, before: dict[str, Runs]) -> None:
+        self._folder, self._chunks, self._pool = folder, chunks, pool
+        self._taken = 0
+        self.base = Base(folder / "base")
+        self.capture(before, keep=True)
+
+    def capture(self, spaces: dict[str, Runs], keep: bool) -> Captured:
+        self._taken += 1
+        self.dump = write_dump(self._folder / f"dump-{self._taken}", spaces)
+        before = self._chunks.bytes_uploaded
+        stored = capture(find_sources(self.dump, {}), self.base, self._chunks, self._pool, keep)
+        self.uploaded = self._chunks.bytes_uploaded - before
+        fetched = dict[str, int]()
+
+        def get(key: str) -> bytes:
+            data = self._chunks.get(key)
+            fetched[key] = len(data)
+            return data
+
+        rebuilt(self.dump, stored.spaces, self._folder / f"back-{self._taken}", get, self._pool)
+        self.fetched = sum(fetched.values())
+        return stored
+
+
+@pytest.mark.parametrize("content", [noise, text])
+@pytest.mark.parametrize("keep", [True, False])
+def test_windows_that_were_replaced_are_stored_whole_and_nobody_fetches_the_base_for_them(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, content: Callable[[int, int], bytes], keep: bool
+) -> None:
+    """Every second one, in two batches."""
+    size = 12 * PAGES * PAGE
+    first = [content(n, PAGES) for n in range(12)]
+    bed = Told(tmp_path, chunks, pool, windows(*first))
+    known = {n: bed.base.find("pagemap-1.img", n) for n in range(12)}
+    second = [content(100 + n, PAGES) if n % 2 else scattered(data) for n, data in enumerate(first)]
+    stored = bed.capture(windows(*second), keep)
+    assert told(stored) == set(range(0, 12, 2))
+    assert bed.uploaded < 0.52 * size
+    assert bed.fetched < 1.04 * size, "the memory, and what is told against the base"
+    assert (stored.bytes_new, stored.bytes_known) == (0, size), "the base is known to be too old"
+    assert {n: bed.base.find("pagemap-1.img", n) for n in range(12)} == known
+    back = bed.capture(windows(*first), keep)
+    assert (bed.uploaded, told(back)) == (0, set())
+
+
+def test_what_did_not_change_is_never_taken_for_replaced(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """Zeros and text take as little as their difference; the pages that are looked at first are others or are not."""
+    plain = [bytes(PAGES * PAGE), text(1, PAGES), noise(2, PAGES), noise(3, PAGES), noise(4, PAGES)]
+    bed = Told(tmp_path, chunks, pool, windows(*plain))
+    half = PAGES // 2 * PAGE
+    changed = [
+        bytes(half) + noise(5, 1) + bytes(half - PAGE),
+        plain[1][:-1] + b"?",
+        noise(6, 1) + plain[2][PAGE:],
+        plain[3][:half] + noise(7, PAGES // 2),
+        scattered(plain[4], every=1),
+    ]
+    stored = bed.capture(windows(*changed), keep=True)
+    assert told(stored) == {0, 1, 2, 3, 4}
+    assert bed.uploaded < 1.1 * half
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({0: PAGES // 2}, {PAGES // 2: PAGES // 2}),
+        ({0: PAGES // 2}, {PAGES // 4: PAGES // 2}),
+        ({0: PAGES // 2}, {0: PAGES}),
+        ({0: PAGES}, {PAGES // 2: PAGES // 2}),
+    ],
+    ids=["elsewhere", "moved", "grown", "shrunk"],
+)
+def test_a_replaced_window_need_not_have_the_pages_that_it_had(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, before: dict[int, int], after: dict[int, int]
+) -> None:
+    first, second = (
+        {"pagemap-1.img": {at: noise(seed, count) for at, count in runs.items()}}
+        for seed, runs in enumerate((before, after))
+    )
+    bed = Told(tmp_path, chunks, pool, first)
+    stored = bed.capture(second, keep=True)
+    assert (told(stored), len(stored.spaces[0].groups)) == (set(), 1)
+    assert bed.fetched < 1.01 * sum(after.values()) * PAGE
+
+
+def test_a_window_that_shares_its_group_is_told_against_it_even_if_it_was_replaced(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """The group holds another window, which a checkpoint would then have twice."""
+    part = PAGES // 4
+    bed = Told(tmp_path, chunks, pool, windows(*(noise(n, part) for n in range(3))))
+    stored = bed.capture(windows(noise(0, part), noise(11, part), noise(12, part)), keep=True)
+    assert told(stored) == {1, 2}
+
+
+def test_a_replaced_window_does_not_keep_a_new_one_out_of_the_base(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """The base takes whole groups or none."""
+    part = PAGES // 4
+    bed = Told(tmp_path, chunks, pool, windows(noise(0, part)))
+    bed.capture(windows(noise(10, part), noise(11, part)), keep=True)
+    assert bed.base.find("pagemap-1.img", 1) is not None
+
+
+def test_after_a_move_what_was_replaced_is_the_base(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    bed = Told(tmp_path, chunks, pool, windows(noise(1, PAGES), noise(2, PAGES)))
+    second = windows(noise(11, PAGES), scattered(noise(2, PAGES)))
+    moved = bed.capture(second, keep=False)
+    bed.base = Base(tmp_path / "later")
+    inherit(moved.spaces[0], bed.base, chunks.view, lambda: None)
+    stored = bed.capture(windows(scattered(noise(11, PAGES)), scattered(noise(2, PAGES))), keep=True)
+    assert told(stored) == {0, 1}
+    assert bed.uploaded < 0.02 * 2 * PAGES * PAGE
+
+
+def test_replaced_windows_of_a_spill_leave_the_base_as_it_is(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    first = [noise(n, PAGES) for n in range(2)]
+    bed = Told(tmp_path, chunks, pool, windows(*first))
+    known = [bed.base.find("pagemap-1.img", n) for n in range(2)]
+    folder = write_dump(tmp_path / "2", windows(noise(11, PAGES), scattered(first[1]), noise(12, PAGES)))
+    spill = Spill(tmp_path / "spill", chunks)
+    stored = capture(find_sources(folder, {}), bed.base, spill, pool, keep=False)
+    spill.store(stored, bed.base, pool, keep=True)
+    assert told(stored) == {1}
+    assert [bed.base.find("pagemap-1.img", n) for n in range(2)] == known
+    assert bed.base.find("pagemap-1.img", 2) is not None
+    rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_a_base_that_cannot_be_read_is_said_to_be_damaged_by_whoever_looks_at_a_few_pages(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    bed = Told(tmp_path, chunks, pool, windows(noise(1, PAGES)))
+    os.truncate(tmp_path / "base", 0)
+    folder = write_dump(tmp_path / "2", windows(noise(2, PAGES)))
+    with pytest.raises(BaseDamaged, match="cannot be read"):
+        capture(find_sources(folder, {}), bed.base, chunks, pool, keep=False)
+
+
+@pytest.mark.parametrize(("content", "kept"), [(lambda _: noise(2, 5 * PAGES), False), (scattered, True)])
+def test_a_base_of_memory_that_was_replaced_is_given_up(
+    tmp_path: Path,
+    chunks: ChunkStore,
+    pool: Executor,
+    content: Callable[[bytes], bytes],
+    kept: bool,
+) -> None:
+    keeper = BaseKeeper(cast(Container, SimpleNamespace(home=SimpleNamespace(path=tmp_path))), lambda: chunks)
+    first = noise(1, 5 * PAGES)
+    for number, data in enumerate((first, content(first))):
+        before = chunks.bytes_uploaded
+        folder = write_dump(tmp_path / str(number), {"pagemap-1.img": {5: data}})
+        memory = capture(find_sources(folder, {}), keeper.base, chunks, pool, keep=True)
+        keeper.renew(memory, chunks.bytes_uploaded - before)
+    assert (keeper.base.size > 0) == kept
 
 
 def test_a_base_that_was_cleared_is_made_anew(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
@@ -487,15 +674,18 @@ class Waiting:
         return not self._lost and self._chunks.is_fresh(key)
 
 
-@pytest.mark.parametrize("what", ["new", "changed", "lost"])
+@pytest.mark.parametrize("what", ["new", "changed", "replaced", "lost"])
 def test_who_waits_for_the_store_keeps_nobody_from_reading(
     tmp_path: Path, chunks: ChunkStore, what: str
 ) -> None:
     many = len(os.sched_getaffinity(0)) + 2
-    first = {f"pagemap-{n}.img": {5: noise(n, 3)} for n in range(1, many + 1)}
-    second = {
-        name: {5: scattered(runs[5], 1) if what == "changed" else runs[5]} for name, runs in first.items()
+    first = {f"pagemap-{n}.img": {5: noise(n, PAGES // 4)} for n in range(1, many + 1)}
+    changes: dict[str, Callable[[bytes], bytes]] = {
+        "changed": lambda data: scattered(data, 1),
+        "replaced": lambda data: noise(data[0] + 1000, PAGES // 4),
     }
+    change = changes.get(what, lambda data: data)
+    second = {name: {5: change(runs[5])} for name, runs in first.items()}
     base = Base(tmp_path / "base")
     folder = write_dump(tmp_path / "second", second)
     waiting = Waiting(chunks, many, what == "lost")

@@ -3,7 +3,7 @@
 A *space* is what one of CRIU's pagemap files describes: the address space of a process, or one piece of shared memory. It is cut
 into *windows* at aligned addresses, so that growth in one place moves nothing in another. A *record* holds the pages of one
 window (``records.py``), a *group* is a run of records that is stored as one chunk. The *base* (``base.py``) is what this
-instance has of the groups in the store: a window that is in it is stored as the XOR with it, of the pages that differ. No base
+instance has of the groups in the store: a window that is in it is stored as the XOR with it, of the pages that differ, unless it was replaced. No base
 has a base: a checkpoint names the groups that it is told against, and is complete with them.
 
 ``sources.py`` reads the memory of a dump, ``capture.py`` stores it, through ``spill.py`` if the worker is not to wait, ``rebuild.py`` brings them back bit for bit, ``warm.py`` reads a base from the running

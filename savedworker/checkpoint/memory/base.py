@@ -77,7 +77,7 @@ class Base:
             with opened(self._path, os.O_RDONLY) as fd:
                 read_at(fd, memoryview(content), place.offset)
         except OSError as error:
-            raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
+            raise _unreadable(error) from error
         return content
 
     def add(
@@ -124,10 +124,19 @@ class Base:
             with opened(self._path, os.O_RDONLY) as fd:
                 _compare(fd, slot.offset, content, rows, room, sums, differs)
         except OSError as error:
-            raise BaseDamaged(f"the base of the memory cannot be read: {error.strerror}") from error
+            raise _unreadable(error) from error
         if _digest(sums) != slot.check:
             raise BaseDamaged("the base of the memory has changed on the disk of this instance")
         return differs
+
+    def read_page(self, slot: Slot, row: int, into: npt.NDArray[np.uint64]) -> None:
+        """Read the page ``row`` of the window, one that ``slot`` has. It is not checked: what it says may be wrong. Raises BaseDamaged."""
+        at = slot.offset + int(np.count_nonzero(slot.mask[:row])) * PAGE
+        try:
+            with opened(self._path, os.O_RDONLY) as fd:
+                read_at(fd, into.data.cast("B"), at)
+        except OSError as error:
+            raise _unreadable(error) from error
 
     def clear(self) -> None:
         """Forget everything and free the disk."""
@@ -135,6 +144,10 @@ class Base:
         self._groups.clear()
         self._end = 0
         self._path.unlink(missing_ok=True)
+
+
+def _unreadable(error: OSError) -> BaseDamaged:
+    return BaseDamaged(f"the base of the memory cannot be read: {error.strerror}")
 
 
 def _compare(

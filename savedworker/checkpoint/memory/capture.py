@@ -1,4 +1,8 @@
-"""From the memory of a dump to groups in the store: new windows whole, known ones as what differs from the base."""
+"""From the memory of a dump to groups in the store: new windows whole, known ones as what differs from the base.
+
+A known window that was *replaced* is stored whole again: its difference would be as large, and whoever restores would fetch what the base
+has of it for nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,11 @@ import numpy as np
 
 from savedworker.checkpoint.memory.base import Base, BaseDamaged, BaseGroup, Slot
 from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Space, Window
-from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, blank, encode, mask_of
+from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes, blank, encode, mask_of
 from savedworker.checkpoint.memory.sources import Source
 from savedworker.model.errors import Fatal
 from savedworker.model.manifest import MemoryGroup, StoredMemory
+from savedworker.store.compression import pack
 
 
 class Chunks(Protocol):
@@ -38,11 +43,17 @@ _BATCH = 32 << 20
 _BATCH_WINDOWS = 256
 _AT_ONCE = 128
 """Pages that are compared at once: with what they are compared to they fit into a core's own cache."""
+_SAMPLE = 8
+"""Pages of a window that tell whether it was replaced."""
+_NO_SHORTER = 0.9
+"""Share of the bytes that those pages take themselves, from which on nothing is gained by their difference from the base."""
+_LEVEL = 1
+"""Of zstd, to find that out."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """All spaces of one dump, in bytes of its memory: what was stored whole, and what was told against the base."""
+    """All spaces of one dump, in bytes of its memory: what is new, and what the base knew, told against it or replaced."""
 
     spaces: tuple[StoredMemory, ...]
     bytes_new: int
@@ -181,25 +192,28 @@ def _capture(
     still_wanted: Callable[[int], None],
 ) -> _Part:
     part, space = _Part(), source.space
-    new = Group(space.name, chunks, base if keep else None)
+    new, again = Group(space.name, chunks, base if keep else None), Group(space.name, chunks, None)
     changes, changed = bytearray(), list[int]()
     try:
         for window in batch:
             still_wanted(window.size)
             mask = mask_of(window.segments)
             slot = base.find(space.name, window.number)
-            if slot is None and new.is_full(mask):
-                turn.leave()
-                part.groups += new.finish()
-            elif slot is not None and slot.group not in part.used:
-                part.used[slot.group] = None
-                see_to_it(base, slot.group.key, chunks, turn.leave)
+            part.bytes_known += window.size if slot is not None else 0
             room = turn.take()
             source.read(window, room.now)
-            if slot is None:
-                new.add(window.number, mask, room.now)
+            if slot is None or _is_replaced(base, slot, mask, room):
+                whole = new if slot is None else again
+                whole.add(window.number, mask, room.now)
+                if whole.has_full:
+                    turn.leave()
+                    part.groups += whole.store_full()
                 continue
-            part.bytes_known += window.size
+            if slot.group not in part.used:
+                part.used[slot.group] = None
+                if see_to_it(base, slot.group.key, chunks, turn.leave):
+                    room = turn.take()
+                    source.read(window, room.now)
             differs = _difference(base, slot, mask, room)
             if differs.any():
                 changed.append(window.number)
@@ -207,22 +221,47 @@ def _capture(
                     changes += piece
     finally:
         turn.leave()
-    part.groups += new.finish()
+    part.groups += (*new.finish(), *again.finish())
     if changed:
         part.delta = MemoryGroup(key=chunks.put(changes), windows=tuple(changed))
     return part
 
 
-def see_to_it(base: Base, key: str, chunks: Chunks, waits: Callable[[], None] = lambda: None) -> None:
-    """Have the group ``key`` of the base in the store, now if not before: then ``waits`` is called first.
+def _is_replaced(base: Base, slot: Slot, mask: Mask, room: _Room) -> bool:
+    """Whether the window in ``room.now`` is to be stored whole although the base has it, judged by a few of its pages.
+
+    If each is another one than in the base and their difference no shorter. Not if the group of the base has other windows: a checkpoint
+    that names it for those has this one as well.
+    """
+    if len(slot.group.windows) > 1:
+        return False
+    both = np.flatnonzero(mask & slot.mask)
+    rows = both[:: max(1, -(-len(both) // _SAMPLE))]
+    before = room.before[: len(rows)]
+    for row, known in zip(rows.tolist(), before, strict=True):
+        base.read_page(slot, row, known)
+        if (room.now[row] == known).all():
+            return False
+    now = room.now[rows]
+    return _packed_size(now ^ before) >= _NO_SHORTER * _packed_size(now)
+
+
+def _packed_size(pages: Words) -> int:
+    data = as_bytes(pages)
+    return len(pack(data, _LEVEL) or data)
+
+
+def see_to_it(base: Base, key: str, chunks: Chunks, waits: Callable[[], None] = lambda: None) -> bool:
+    """Have the group ``key`` of the base in the store, now if not before: whether it had to be put. Then ``waits`` was called first.
 
     Raises BaseDamaged when the base has something else by now.
     """
     if chunks.is_fresh(key):
-        return
+        return False
     waits()
     if chunks.put(base.content(key)) != key:
         raise BaseDamaged("the base of the memory has changed on the disk of this instance")
+    return True
 
 
 def _difference(base: Base, slot: Slot, mask: Mask, room: _Room) -> Mask:
@@ -239,28 +278,49 @@ class Group:
 
     def __init__(self, space: str, chunks: Chunks, base: Base | None) -> None:
         self._space, self._chunks, self._base = space, chunks, base
-        self._records = bytearray()
-        self._numbers: list[int] = []
-        self._masks: list[Mask] = []
+        self._open = _Records()
+        self._full: list[_Records] = []
 
-    def is_full(self, mask: Mask) -> bool:
-        """Whether it must be finished before the pages in ``mask`` of a window can be added."""
-        return bool(self._numbers) and len(self._records) + BITMAP + int(mask.sum()) * PAGE > GROUP
+    @property
+    def has_full(self) -> bool:
+        """Whether there is something that ``store_full`` stores."""
+        return bool(self._full)
 
     def add(self, number: int, mask: Mask, content: Words) -> None:
-        """Append those pages."""
+        """Append the pages in ``mask`` of a window."""
+        size = BITMAP + int(mask.sum()) * PAGE
+        if self._open.numbers and len(self._open.content) + size > GROUP:
+            self._close()
         for piece in encode(mask, content):
-            self._records += piece
-        self._numbers.append(number)
-        self._masks.append(mask)
+            self._open.content += piece
+        self._open.numbers.append(number)
+        self._open.masks.append(mask)
+
+    def _close(self) -> None:
+        self._full.append(self._open)
+        self._open = _Records()
+
+    def store_full(self) -> list[MemoryGroup]:
+        """Store what will not grow any more."""
+        found = [self._store(records) for records in self._full]
+        self._full.clear()
+        return found
 
     def finish(self) -> list[MemoryGroup]:
-        """Store what there is."""
-        if not self._numbers:
-            return []
-        key = self._chunks.put(self._records)
+        """Store all that there is."""
+        if self._open.numbers:
+            self._close()
+        return self.store_full()
+
+    def _store(self, records: _Records) -> MemoryGroup:
+        key = self._chunks.put(records.content)
         if self._base is not None:
-            self._base.add(self._space, self._numbers, self._masks, key, self._records)
-        found = MemoryGroup(key=key, windows=tuple(self._numbers))
-        self._records, self._numbers, self._masks = bytearray(), [], []
-        return [found]
+            self._base.add(self._space, records.numbers, records.masks, key, records.content)
+        return MemoryGroup(key=key, windows=tuple(records.numbers))
+
+
+@dataclass
+class _Records:
+    content: bytearray = field(default_factory=bytearray)
+    numbers: list[int] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)

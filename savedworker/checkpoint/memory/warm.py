@@ -52,9 +52,8 @@ def _warm(
                     continue
                 if not _read(memory, number * WINDOW, mask, content):
                     continue
-                if group.is_full(mask):
-                    group.finish()
                 group.add(number, mask, content)
+                group.store_full()
                 total += int(mask.sum()) * PAGE
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return total  # it ended
