@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from savedworker.checkpoint.restore import restore
 from savedworker.checkpoint.save import Saved, Saver
 from savedworker.checkpoint.tools import find_tools
 from savedworker.model.errors import Fatal
+from savedworker.model.events import Noted
 from savedworker.model.manifest import Manifest, StreamPosition
+from savedworker.model.record import WorkerRecord
 from savedworker.model.spec import WorkerSpec
-from savedworker.store.backend import Store, open_store
+from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
 from savedworker.store.sealing import PLAIN, Sealer
+from savedworker.store.worker import WorkerStore
 
 PROGRAM = """
 import sys, time
@@ -128,31 +132,38 @@ class Rig:
     output: bytes = b""
     container: Container = field(init=False)
     _homes: int = 0
-    _store: Store | None = None
-    _worker: str = ""
+    _worker: WorkerStore | None = None
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._name = f"swbench-{os.getpid()}-{next(_numbers)}"
+        self._id = f"bench-{secrets.token_hex(6)}"
         self.chunks = self.fresh_chunks()
 
     def fresh_chunks(self) -> ChunkStore:
-        """A worker's chunks, none so far, with the product's own write path (for a directory, fsync included)."""
-        self._forget_chunks()
+        """The worker as if nothing of it had been stored yet, and its chunks, with the product's own write path (for a directory, fsync included)."""
+        self._forget()
         store = open_store(self.url or f"file://{self.folder}/store")
         store.ensure()
-        self._worker = f"bench-{secrets.token_hex(6)}"
-        self.chunks = ChunkStore(store, self._worker, sealer=self.sealer)
-        self._store = store
+        self._worker = WorkerStore(store, self._id, self.sealer)
+        self._worker.create_record(WorkerRecord(id=self._id, created_at=datetime.now(UTC), fleet="local"))
+        self.chunks = self._worker.chunks
         return self.chunks
 
-    def _forget_chunks(self) -> None:
-        if self._store is not None:
-            self._store.delete([x.key for x in self._store.list(f"workers/{self._worker}")])
+    def _forget(self) -> None:
+        if self._worker is not None:
+            store = self._worker.store
+            store.delete([x.key for x in store.list(self._worker.prefix)])
+
+    def _commit(self, manifest: Manifest) -> None:
+        """As an agent does it: the manifest, and then the record and its history say so."""
+        assert self._worker is not None
+        self._worker.publish_manifest(manifest)
+        self._worker.record_event(Noted(at=datetime.now(UTC), event="bench", detail=manifest.number))
 
     def start(self, program: str, *args: str) -> Saver:
         """Start a Python program and wait until it is ready."""
-        spec = WorkerSpec(id="bench", command=(self.interpreter, "-u", "-c", program, *args))
+        spec = WorkerSpec(id=self._id, command=(self.interpreter, "-u", "-c", program, *args))
         self._new_container(spec, first_runtime(spec))
         self.container.prepare()
         self.launch(self.container.start_command())
@@ -275,10 +286,9 @@ class Rig:
     def save(self, saver: Saver, number: int, hold: bool = False) -> tuple[Saved, float, Manifest]:
         """The product's save. Returns its answer, the wall seconds and the manifest."""
         os.sync()
-        kept: list[Manifest] = []
         started = time.monotonic()
-        saved = saver.save(f"1-{number}", "requested", kept.append, hold=hold)
-        return saved, time.monotonic() - started, kept[0]
+        saved = saver.save(f"1-{number}", "requested", self._commit, hold=hold)
+        return saved, time.monotonic() - started, saved.manifest
 
     def _timed(self, argv: list[str]) -> float:
         started = time.monotonic()
@@ -306,7 +316,7 @@ class Rig:
         for hierarchy in Path("/sys/fs/cgroup").iterdir():
             with contextlib.suppress(OSError):
                 (hierarchy / self._name).rmdir()
-        self._forget_chunks()
+        self._forget()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

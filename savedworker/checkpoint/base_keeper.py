@@ -159,9 +159,9 @@ class BaseKeeper:
         need = max(images, images + memory - self.base.size)
         return free_space(self._home) > need + beside + _SPACE_LEFT
 
-    def check_space(self) -> None:
-        """Raises Fatal when the disk has no room for a checkpoint, even without the base."""
-        need = int(self._container.cgroup.memory() * _SPACE_FACTOR) + _SPACE_LEFT
+    def check_space(self, written: int) -> None:
+        """Raises Fatal when the disk has no room for images of ``written`` bytes of memory, even without the base."""
+        need = int(written * _SPACE_FACTOR) + _SPACE_LEFT
         free = free_space(self._home) + self.base.size
         if free < need:
             raise Fatal(
@@ -169,8 +169,8 @@ class BaseKeeper:
                 "free some, or give the instance a larger disk (on this machine: SAVEDWORKER_LOCAL_DIR)",
             )
 
-    def make_room(self) -> None:
-        """Give the base up if a checkpoint needs its room."""
-        if free_space(self._home) < self._container.cgroup.memory() * _SPACE_FACTOR + _SPACE_LEFT:
+    def make_room(self, written: int) -> None:
+        """Give the base up if images of ``written`` bytes of memory need its room."""
+        if free_space(self._home) < written * _SPACE_FACTOR + _SPACE_LEFT:
             log.info("the base of the memory is given up, to have room on the disk for a checkpoint")
             self.give_up()

@@ -103,15 +103,19 @@ class Cgroup:
 
     def memory(self) -> int:
         """Bytes of anonymous and shared memory now: about the size of a memory image."""
+        words = self._memory_stat()
+        return words.get("anon" if self._unified else "total_rss", 0) + _shared(words)
+
+    def shared_memory(self) -> int:
+        """Bytes of it that are shared."""
+        return _shared(self._memory_stat())
+
+    def _memory_stat(self) -> dict[str, int]:
         try:
-            words = dict(
-                line.split() for line in (self._folder("memory") / "memory.stat").read_text().splitlines()
-            )
+            lines = (self._folder("memory") / "memory.stat").read_text().splitlines()
+            return {name: int(value) for name, value in map(str.split, lines)}
         except (OSError, ValueError):
-            return 0
-        if self._unified:
-            return int(words.get("anon", 0)) + int(words.get("shmem", 0))
-        return int(words.get("total_rss", 0)) + int(words.get("total_shmem", words.get("shmem", 0)))
+            return {}
 
     def cpu_seconds(self) -> float:
         """CPU time that everything in it ever used, in seconds."""
@@ -132,3 +136,7 @@ class Cgroup:
                     os.rmdir(folder)
                 except OSError:
                     continue
+
+
+def _shared(words: dict[str, int]) -> int:
+    return words.get("total_shmem", words.get("shmem", 0))

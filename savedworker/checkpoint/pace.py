@@ -15,13 +15,16 @@ _ENOUGH = 16 * _MIB
 
 @dataclass(frozen=True)
 class Work:
-    """What one checkpoint did. Bytes of memory images, and seconds of each part; ``rest`` is all else until the commit."""
+    """What one checkpoint did. Bytes of memory images, and seconds of each part; ``rest`` is all else until the commit that comes again.
+
+    ``store`` is None where it says nothing, as what was sent was limited.
+    """
 
     new: int
     known: int
     """Of it, what the base knew: told against it, or replaced."""
     dump: float
-    store: float
+    store: float | None
     rest: float
 
 
@@ -41,7 +44,11 @@ class Pace:
 
     def seconds(self, new: int, known: int) -> float:
         """How long a checkpoint would take from its beginning to its commit."""
-        return self.rest + (new + known) / self.dump + new / self.new + known / self.known
+        return self.rest + (new + known) / self.dump + self.storing(new, known)
+
+    def storing(self, new: int, known: int) -> float:
+        """Of it, for storing so many bytes."""
+        return new / self.new + known / self.known
 
     def learnt(self, work: Work) -> Pace:
         """The pace after one more checkpoint."""
@@ -52,10 +59,9 @@ class Pace:
                 return before
             return 1 / (share * seconds / size + (1 - share) / before)
 
-        expected = work.new / self.new + work.known / self.known
-        slower = (
-            work.store / expected if expected else 1.0
-        )  # one sum was measured: each part of it is blamed alike
+        expected = self.storing(work.new, work.known)
+        # One sum was measured: each part of it is blamed alike.
+        slower = work.store / expected if expected and work.store is not None else 1.0
         return replace(
             self,
             dump=mixed(self.dump, work.new + work.known, work.dump),

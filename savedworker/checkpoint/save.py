@@ -176,23 +176,33 @@ class TooLate(Fatal):
 
 
 class _Progress:
-    """Called with every piece of memory that is stored: looks whether the rest can be stored by ``deadline``."""
+    """Called with every piece of memory that is stored: looks whether the rest can be stored by ``deadline``.
 
-    def __init__(self, total: int, deadline: float | None, still_wanted: Callable[[], None]) -> None:
-        self._total, self._deadline, self._still_wanted = total, deadline, still_wanted
-        self._began, self._done = time.monotonic(), 0
+    ``new`` and ``known``: bytes that the base lacks and has. They take as long as ``pace`` says of each, or all so many times longer: that
+    shows from what is done, in whatever order they come.
+    """
+
+    def __init__(
+        self, pace: Pace, new: int, known: int, deadline: float | None, still_wanted: Callable[[], None]
+    ) -> None:
+        self._pace, self._deadline, self._still_wanted = pace, deadline, still_wanted
+        self._total, self._seconds = new + known, pace.storing(new, known)
+        self._began, self._new, self._known = time.monotonic(), 0, 0
         self._lock = threading.Lock()
 
-    def __call__(self, size: int) -> None:
+    def __call__(self, size: int, known: bool) -> None:
         self._still_wanted()
         with self._lock:
-            done = self._done
-            self._done += size
+            done, expected = self._new + self._known, self._pace.storing(self._new, self._known)
+            if known:
+                self._known += size
+            else:
+                self._new += size
         now = time.monotonic()
         spent = now - self._began
-        if self._deadline is None or spent < _TELLING or done < self._total / 8:
+        if self._deadline is None or spent < _TELLING or expected < self._seconds / 8:
             return
-        late = now + spent * (self._total - done) / done - self._deadline
+        late = now + spent * (self._seconds - expected) / expected - self._deadline
         if late > 0:
             raise TooLate(
                 f"{format_size(done)} of {format_size(self._total)} of memory were stored in {format_duration(spent)}: "
@@ -339,12 +349,13 @@ class Saver:
         home = self._container.home
         for left in (*home.path.glob("images-*"), *home.stage.glob(layer.STAGES)):
             shutil.rmtree(left, ignore_errors=True)  # of a save in which an agent before this one was killed
-        self._check_space()
-        self._keeper.make_room()
+        written = self._written(hold)
+        self._keeper.check_space(written)
+        self._keeper.make_room(written)
         folder.mkdir(mode=0o700)
         cuts: list[_Cut] = []
         try:
-            precopy = beside(not hold, partial(self._precopy, still_wanted))
+            precopy, once = self._read_files(not hold, still_wanted)
             self._wait_until_it_can_stop(still_wanted)
             still_wanted()
             shm = self._reusable(self._shm)
@@ -363,7 +374,7 @@ class Saver:
                 criu = self._tracers()
                 crash_point("checkpoint.cut.before")
                 affinity.remember(self._container.pids(), folder)
-                cuts.append(self._cut(precopy, shm, frozen_at))
+                cuts.append(self._cut(precopy, shm, frozen_at, of_use))
                 crash_point("checkpoint.cut.after")
                 if not hold:
                     memories.append(self._read_memory(folder, of_use))
@@ -410,14 +421,17 @@ class Saver:
             crash_point("checkpoint.dump.after")
             if hold:
                 return saved[0]
+            waited = self._chunks.throttle.waited
             stored = beside(
                 True, partial(self._store, number, cause, folder, cuts[0], memories[0], still_wanted)
             )
+            limited = self._chunks.throttle.waited > waited
             manifest, memory, store = stored.manifest, stored.memory, stored.seconds
             publish(manifest)
             seconds, frozen = time.monotonic() - started, thawed_at[0] - dump_started
+            rest = max(0.0, seconds - frozen - store - once)
             self.pace = self.pace.learnt(
-                Work(memory.bytes_new, memory.bytes_known, frozen, store, max(0.0, seconds - frozen - store))
+                Work(memory.bytes_new, memory.bytes_known, frozen, None if limited else store, rest)
             )
             return Saved(
                 manifest=manifest,
@@ -434,6 +448,20 @@ class Saver:
                 cut.upper.discard()
                 cut.shm.discard()
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _read_files(
+        self, beside_worker: bool, still_wanted: Callable[[], None]
+    ) -> tuple[layer.PreCopy, float]:
+        """``_precopy``, and its seconds that say nothing of another checkpoint: there was more to be stored than there will be, or it had to wait."""
+        first, waited, began = self._snapshot is None, self._chunks.throttle.waited, time.monotonic()
+        precopy = beside(beside_worker, partial(self._precopy, still_wanted))
+        once = first or self._chunks.throttle.waited > waited
+        return precopy, time.monotonic() - began if once else 0.0
+
+    def _written(self, hold: bool) -> int:
+        """Bytes of memory that CRIU will write to the disk, at most."""
+        cgroup = self._container.cgroup
+        return cgroup.shared_memory() if hold and self._can_read_live(hold) else cgroup.memory()
 
     def _can_read_live(self, hold: bool) -> bool:
         """Whether the memory is better read from the frozen processes than written by CRIU.
@@ -476,26 +504,17 @@ class Saver:
     def problems(self) -> list[str]:
         """Why no checkpoint could be taken now, for want of room."""
         try:
-            self._check_space()
+            self._keeper.check_space(self._written(hold=False))
         except Fatal as error:
             return [error.message]
         return []
 
-    def _check_space(self) -> None:
-        """Raises Fatal when the disk has no room for a checkpoint, even without the base."""
-        self._keeper.check_space()
-
     def _precopy(self, still_wanted: Callable[[], None] = lambda: None) -> layer.PreCopy:
         home = self._container.home
-        with self._chunks.putting() as put:
-
-            def put_unless_late(data: bytes) -> str:
-                still_wanted()
-                return put(data)
-
+        with self._putting(still_wanted) as put:
             result = layer.precopy(
                 home.upper,
-                put_unless_late,
+                put,
                 self._reusable(self._snapshot),
                 mapped=lambda: layer.shared_writable_files(self._container.pids(), home.upper),
                 check=still_wanted,
@@ -503,6 +522,17 @@ class Saver:
         self._snapshot = result.snapshot
         mapped_outside_layer(self._container.pids(), self._container.lower, home.upper, self._digests)
         return result
+
+    @contextlib.contextmanager
+    def _putting(self, still_wanted: Callable[[], None]) -> Iterator[Callable[[bytes], str]]:
+        """``ChunkStore.putting``, as long as it is wanted."""
+        with self._chunks.putting() as put:
+
+            def put_if_wanted(data: bytes) -> str:
+                still_wanted()
+                return put(data)
+
+            yield put_if_wanted
 
     def _reusable(self, snapshot: layer.Snapshot | None) -> layer.Snapshot:
         """What is known of a tree, without the files that are to be stored anew: a chunk may not be in the store any more, or is hardly used."""
@@ -533,14 +563,21 @@ class Saver:
             time.sleep(0.02)
             waiting &= processes.uninterruptible(self._container.pids())
 
-    def _cut(self, precopy: layer.PreCopy, shm_before: layer.Snapshot, frozen_at: datetime) -> _Cut:
+    def _cut(
+        self,
+        precopy: layer.PreCopy,
+        shm_before: layer.Snapshot,
+        frozen_at: datetime,
+        still_wanted: Callable[[], None],
+    ) -> _Cut:
         """Everything that must be of the very moment of the freeze."""
         home, pids = self._container.home, self._container.pids()
-        upper = layer.finish(
-            home.upper, precopy, home.stage, dirty=layer.shared_writable_files(pids, home.upper)
-        )
+        mapped = layer.shared_writable_files(pids, home.upper)
+        upper = layer.finish(home.upper, precopy, home.stage, dirty=mapped, check=still_wanted)
         try:
-            shm = layer.finish(home.shm, layer.PreCopy(shm_before), home.stage, trust_ctime=False)
+            shm = layer.finish(
+                home.shm, layer.PreCopy(shm_before), home.stage, trust_ctime=False, check=still_wanted
+            )
             return _Cut(
                 frozen_at=frozen_at,
                 upper=upper,
@@ -583,15 +620,27 @@ class Saver:
         chunks: Callable[[], Chunks],
         pool: Executor,
         keep: bool,
-        wanted: Callable[[int], None],
+        wanted: Callable[[], Callable[[int, bool], None]],
     ) -> Captured:
-        """``capture``, told against nothing if the base cannot be relied on. ``chunks`` makes where it goes, anew for each try."""
+        """``capture``, told against nothing if the base cannot be relied on.
+
+        ``chunks`` makes where it goes, ``wanted`` what is asked whether it still is, anew for each try.
+        """
         try:
-            return capture(sources, self._base, chunks(), pool, keep, wanted)
+            return capture(sources, self._base, chunks(), pool, keep, wanted())
         except BaseDamaged as error:
             log.warning("%s: all of the memory is stored anew", error)
             self._keeper.give_up()
-            return capture(sources, self._base, chunks(), pool, keep, wanted)
+            return capture(sources, self._base, chunks(), pool, keep, wanted())
+
+    def _in_time(
+        self, sources: Sequence[Source], deadline: float | None, still_wanted: Callable[[], None]
+    ) -> _Progress:
+        sizes = {False: 0, True: 0}
+        for source in sources:
+            for window in source.space.windows:
+                sizes[self._base.find(source.space.name, window.number) is not None] += window.size
+        return _Progress(self.pace, sizes[False], sizes[True], deadline, still_wanted)
 
     def _read_memory(self, folder: Path, still_wanted: Callable[[], None]) -> _Memory:
         """Inside the freeze: read what CRIU did not write, and keep what of it is new or has changed."""
@@ -604,7 +653,7 @@ class Saver:
             return spills[-1]
 
         with _threads(min(self._chunks.shares.threads, len(os.sched_getaffinity(0)))) as pool:
-            captured = self._capture(live, spill, pool, False, lambda _: still_wanted())
+            captured = self._capture(live, spill, pool, False, lambda: lambda *_: still_wanted())
         return _Memory(captured, spills[-1], [x for x in sources if x not in live])
 
     def _store(
@@ -625,7 +674,7 @@ class Saver:
         with _threads(self._chunks.shares.threads, background=read is not None) as pool:
             if read is None:
                 sources = find_sources(folder, self._processes())
-                in_time = _Progress(sum(x.space.size for x in sources), deadline, still_wanted)
+                in_time = partial(self._in_time, sources, deadline, still_wanted)
                 memory = self._capture(sources, lambda: self._chunks, pool, False, in_time)
             else:
                 memory = self._store_memory(read, pool, still_wanted)
@@ -644,7 +693,7 @@ class Saver:
         packed = self._chunks.put_many(_pieces(images, still_wanted))
         sizes = [path.stat().st_size for path in images]
         crash_point("checkpoint.store.images")
-        with self._chunks.putting() as put:
+        with self._putting(still_wanted) as put:
             layer_index, snapshot = cut.upper.complete(put)
             shm_index, shm_snapshot = cut.shm.complete(put)
         crash_point("checkpoint.store.layer")
@@ -676,7 +725,7 @@ class Saver:
     def _store_memory(self, read: _Memory, pool: Executor, still_wanted: Callable[[], None]) -> Captured:
         """Store what was read inside the freeze and what CRIU wrote to files."""
 
-        def wanted(_: int) -> None:
+        def wanted(*_: object) -> None:
             still_wanted()
 
         keep = self._keeper.has_room()
@@ -685,7 +734,7 @@ class Saver:
         except BaseDamaged:
             self._keeper.give_up()  # so that the next checkpoint is told against nothing
             raise
-        return read.captured + self._capture(read.written, lambda: self._chunks, pool, keep, wanted)
+        return read.captured + self._capture(read.written, lambda: self._chunks, pool, keep, lambda: wanted)
 
     def _store_index(self, name: str, index: layer.LayerIndex) -> StoredFile:
         data = index.to_bytes()

@@ -15,6 +15,12 @@ class Throttle:
         self._changed = threading.Condition()
         self._rate: float | None = None
         self._free_at = 0.0
+        self._waited = 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds that threads have waited here so far, all together."""
+        return self._waited
 
     @property
     def rate(self) -> float | None:
@@ -31,7 +37,9 @@ class Throttle:
     def take(self, size: int) -> None:
         """Wait until ``size`` bytes may be sent; what is sent next then waits for as long as they take."""
         with self._changed:
+            began = self._clock()
             while self._rate is not None and (left := self._free_at - self._clock()) > 0:
                 self._changed.wait(left)
+            self._waited += self._clock() - began
             if self._rate is not None:
                 self._free_at = self._clock() + size / self._rate

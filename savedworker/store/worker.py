@@ -61,13 +61,16 @@ class StoredEvent(Document):
 
 
 class WorkerStore:
-    """One worker in ``store``. Thread-safe. Methods raise what ``Store``'s do, and Corrupt or Refused for bad documents."""
+    """One worker in ``store``. Thread-safe. Methods raise what ``Store``'s do, and Corrupt or Refused for bad documents.
 
-    def __init__(self, store: Store, worker_id: str) -> None:
+    ``sealer``: what the worker is sealed with, where it is not its spec that says it.
+    """
+
+    def __init__(self, store: Store, worker_id: str, sealer: Sealer | None = None) -> None:
         self.store = store
         self.id = check_worker_id(worker_id)
         self.prefix = f"workers/{self.id}"
-        self._sealer: Sealer | None = None
+        self._sealer = sealer
         self._last_record: tuple[bytes, WorkerRecord] | None = None
         """The record that was read or written last, and its bytes: most looks find it unchanged, and parsing costs the most."""
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from savedworker.checkpoint.pace import Pace
+from savedworker.checkpoint import layer
+from savedworker.checkpoint.layer import content
+from savedworker.checkpoint.pace import Pace, Work
 from savedworker.checkpoint.save import TooLate, _Progress
 from tests.checkpoint.bench import Bench
 
@@ -29,25 +35,44 @@ class Clock:
 
 def test_the_rest_is_foretold_from_what_was_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    progress = _Progress(100 * MIB, 1011.5, lambda: None)
+    progress = _Progress(Pace(), 100 * MIB, 0, 1011.5, lambda: None)
     for _ in range(15):  # 10 MiB a second are just enough
         clock.now += 0.1
-        progress(MIB)
+        progress(MIB, False)
     clock.now += 1.5
     with pytest.raises(
         TooLate, match=r"15.0 MiB of 100.0 MiB of memory were stored in 3.\ds: the rest would come \d+"
     ):
-        progress(MIB)
+        progress(MIB, False)
+
+
+@pytest.mark.parametrize("new_first", [True, False])
+@pytest.mark.parametrize("slower", [1, 4])
+def test_what_is_new_takes_longer_whether_it_comes_first_or_last(
+    monkeypatch: pytest.MonkeyPatch, new_first: bool, slower: int
+) -> None:
+    """10 s for 100 MiB that are new and 4 s for 800 MiB that are known, or four times as long: of 20 s."""
+    clock = Clock(monkeypatch)
+    progress = _Progress(Pace(new=10 * MIB, known=200 * MIB), 100 * MIB, 800 * MIB, 1020.0, lambda: None)
+    pieces = [(10 * MIB, False, 1.0)] * 10 + [(80 * MIB, True, 0.4)] * 10
+    begun = []
+    with pytest.raises(TooLate) if slower > 1 else contextlib.nullcontext():
+        for size, known, seconds in pieces if new_first else reversed(pieces):
+            progress(size, known)
+            begun.append(size)
+            clock.now += slower * seconds
+    assert len(begun) == (20 if slower == 1 else (2 if new_first else 5)), "an eighth of the work tells it"
 
 
 def test_a_slow_beginning_and_no_deadline_stop_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    early, endless = _Progress(100 * MIB, 1001.0, lambda: None), _Progress(100 * MIB, None, lambda: None)
+    early = _Progress(Pace(), 100 * MIB, 0, 1001.0, lambda: None)
+    endless = _Progress(Pace(), 100 * MIB, 0, None, lambda: None)
     clock.now += 0.9
-    early(MIB)
+    early(MIB, False)
     clock.now += 1000
-    endless(MIB)
-    early(MIB)  # an eighth tells more than the first piece
+    endless(MIB, False)
+    early(MIB, False)  # an eighth tells more than the first piece
 
 
 def test_what_cannot_be_in_time_is_not_begun_and_the_worker_runs_on(bench: Bench) -> None:
@@ -61,3 +86,114 @@ def test_what_cannot_be_in_time_is_not_begun_and_the_worker_runs_on(bench: Bench
     saver.save("1-2", "periodic", lambda _: None, deadline=time.monotonic() + 30)
     assert saver.pace.measured == 2
     assert saver.seconds_to_safe() < 40
+
+
+GROWS = """
+import os, sys, time
+files = int(sys.argv[1])
+for n in range(files):
+    with open(f"/srv/{n}", "wb") as file:
+        file.write(os.urandom(1 << 20))
+memory = os.urandom(32 << 20)
+while True:
+    print("tick", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def learnt(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
+    """What each checkpoint is learnt from."""
+    works: list[Work] = []
+    original = Pace.learnt
+
+    def learn(pace: Pace, work: Work) -> Pace:
+        works.append(work)
+        return original(pace, work)
+
+    monkeypatch.setattr(Pace, "learnt", learn)
+    return works
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Reading the files of the layer ahead takes so much longer."""
+    original = layer.precopy
+
+    def slow(*values: Any, **named: Any) -> layer.PreCopy:
+        threading.Event().wait(seconds)
+        return original(*values, **named)
+
+    monkeypatch.setattr(layer, "precopy", slow)
+
+
+@pytest.mark.criu
+def test_files_that_are_stored_the_first_time_do_not_count_for_the_next_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = learnt(monkeypatch)
+    slowed(monkeypatch, 2.0)
+    bench.python(GROWS, "4")
+    bench.until_output("tick")
+    bench.save()
+    bench.save()
+    first, second = works
+    assert first.rest < second.rest
+    assert second.rest > 2.0
+
+
+@pytest.mark.criu
+def test_a_limit_on_what_is_sent_is_not_taken_for_the_pace_of_the_store(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notice's checkpoint is sent without one, and is not to be thought too late because of it."""
+    works = learnt(monkeypatch)
+    bench.python(GROWS, "4", checkpoint={"bandwidth": 16 * MIB})
+    bench.until_output("tick")
+    bench.save()
+    (work,) = works
+    assert (work.new > 32 * MIB, work.store) == (True, None)
+    assert work.rest < 2.0, "four files, at this limit, take longer than the rest"
+    assert bench.saver.pace.new == Pace().new
+    bench.saver._chunks.throttle.limit(None)
+    assert bench.saver.seconds_to_safe() < 2.0 + 64 / 60
+
+
+@pytest.mark.criu
+@pytest.mark.parametrize("stage", ["copied in the freeze", "stored"])
+@pytest.mark.parametrize("where", ["/srv", "/dev/shm"])
+def test_files_are_given_up_at_the_deadline_like_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stage: str, where: str
+) -> None:
+    """Some of them are done when the time is over; the worker runs on at once, and nothing of them is left."""
+    bench.python(GROWS.replace("/srv", where), "8")
+    bench.until_output("tick")
+    calls: list[None] = []
+    over = threading.Event()
+
+    def counted(original: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 4:
+            over.set()
+        return original(*values, **named)
+
+    def still_wanted() -> None:
+        if over.is_set():
+            raise TooLate("the deadline came before the checkpoint was committed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            layer, "precopy", lambda *_, **__: layer.PreCopy()
+        )  # all of them are left for the freeze
+        if stage == "stored":
+            original = content.Staged.chunks
+            patch.setattr(content.Staged, "chunks", lambda *values: counted(original, *values))
+        else:
+            copy = content.Stage.copy
+            patch.setattr(content.Stage, "copy", lambda *values: counted(copy, *values))
+        with pytest.raises(TooLate, match="the deadline came"):
+            bench.saver.save("1-1", "notice", lambda _: None, hold=True, still_wanted=still_wanted)
+    assert len(calls) < 8
+    bench.writes_on()
+    assert list(bench.container.home.stage.iterdir()) == []
+    bench.save(hold=True)
+    bench.restore()
+    bench.writes_on()

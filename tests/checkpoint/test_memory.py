@@ -414,7 +414,7 @@ def test_processes_that_are_gone_are_left_out(tmp_path: Path, chunks: ChunkStore
 
 
 def test_what_is_not_wanted_any_more_is_given_up(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:
-    def not_wanted(_: int) -> None:
+    def not_wanted(*_: object) -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -10,6 +10,7 @@ import pytest
 
 from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint import save as saving
+from savedworker.checkpoint.base_keeper import BaseKeeper
 from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.memory import Keep
 from savedworker.checkpoint.open_files_image import OpenRegularFile, forget_sizes
@@ -103,7 +104,7 @@ def test_a_dump_that_is_stuck_is_ended_by_thawing_and_nobody_is_killed(
 def test_a_disk_that_fills_up_during_the_dump_is_named_and_the_worker_runs_on(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving.Saver, "_check_space", lambda _: None)
+    monkeypatch.setattr(BaseKeeper, "check_space", lambda *_: None)
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", small], check=True)

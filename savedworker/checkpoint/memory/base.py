@@ -54,6 +54,7 @@ class Base:
 
     def __init__(self, path: Path) -> None:
         native.comparer()  # loaded now, and not in a freeze
+        path.unlink(missing_ok=True)  # of an agent before this one: nobody knows what is in it
         self._path = path
         self._end = 0
         self._slots: dict[tuple[str, int], Slot] = {}

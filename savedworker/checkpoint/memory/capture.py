@@ -117,12 +117,12 @@ def capture(
     chunks: Chunks,
     pool: Executor,
     keep: bool,
-    still_wanted: Callable[[int], None] = lambda _: None,
+    still_wanted: Callable[[int, bool], None] = lambda *_: None,
 ) -> Captured:
     """Store the memory that is in ``sources``, with the threads of ``pool``.
 
     With ``keep`` new groups are added to ``base``, so that the next checkpoint is told against them. ``still_wanted`` is
-    called with the size of every window that is done, by any thread, and may raise to end it early. Raises what it, ``chunks``,
+    called before every window, by any thread, with its size and whether the base knows it, and may raise to end it early. Raises what it, ``chunks``,
     ``base`` and the sources raise.
     """
     rooms: LifoQueue[_Room] = LifoQueue()  # in the one that was used last most is in a cache
@@ -189,16 +189,16 @@ def _capture(
     chunks: Chunks,
     keep: bool,
     turn: _Turn,
-    still_wanted: Callable[[int], None],
+    still_wanted: Callable[[int, bool], None],
 ) -> _Part:
     part, space = _Part(), source.space
     new, again = Group(space.name, chunks, base if keep else None), Group(space.name, chunks, None)
     changes, changed = bytearray(), list[int]()
     try:
         for window in batch:
-            still_wanted(window.size)
-            mask = mask_of(window.segments)
             slot = base.find(space.name, window.number)
+            still_wanted(window.size, slot is not None)
+            mask = mask_of(window.segments)
             part.bytes_known += window.size if slot is not None else 0
             room = turn.take()
             source.read(window, room.now)
