@@ -255,7 +255,7 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
 
 def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep | None = None) -> None:
     """Write CRIU's images into ``folder``, in parallel, each part of them verified. The first part that fails ends the others."""
-    kept = [] if keep is None else [keep.offer]
+    kept = (lambda *_: None) if keep is None else keep.offer
     names = [file.name for file in manifest.images] + [space.pages for space in manifest.memory]
     need = _image_size(manifest)
     if (
@@ -275,8 +275,7 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep
     with ThreadPoolExecutor(chunks.shares.threads, thread_name_prefix="restore") as pool:
         under_way: list[Future[None]] = []
         try:
-            for space in manifest.memory:
-                under_way += rebuild(space, folder, chunks.view, pool, *kept)
+            under_way += rebuild(manifest.memory, folder, chunks.view, pool, kept, chunks.shares.waiting // 4)
             for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
                 part.result()
         except BaseException as error:

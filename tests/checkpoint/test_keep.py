@@ -49,7 +49,7 @@ class Moved:
         (space,) = self.stored.spaces
         (back / space.name).write_bytes((self.dump / space.name).read_bytes())
         with ThreadPoolExecutor(4) as pool:
-            for part in rebuild(space, back, self.chunks.view, pool, keep.offer):
+            for part in rebuild([space], back, self.chunks.view, pool, keep.offer):
                 part.result()
         assert (back / space.pages).read_bytes() == (self.dump / space.pages).read_bytes()
 

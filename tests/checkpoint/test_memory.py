@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -74,15 +75,18 @@ def chunks(tmp_path: Path) -> ChunkStore:
 
 
 def rebuilt(
-    original: Path, spaces: Sequence[StoredMemory], target: Path, get: Callable[[str], bytes], pool: Executor
+    original: Path,
+    spaces: Sequence[StoredMemory],
+    target: Path,
+    get: Callable[[str], bytes],
+    pool: Executor,
+    most: int = 64 << 20,
 ) -> None:
     """Rebuild all spaces in ``target`` and compare every pages file."""
     target.mkdir()
-    under_way = []
     for space in spaces:
         (target / space.name).write_bytes((original / space.name).read_bytes())
-        under_way += rebuild(space, target, get, pool)
-    for part in under_way:
+    for part in rebuild(spaces, target, get, pool, most=most):
         part.result()
     for space in spaces:
         assert (target / space.pages).read_bytes() == (original / space.pages).read_bytes()
@@ -356,6 +360,56 @@ def test_a_base_of_memory_that_was_replaced_is_given_up(
         memory = capture(find_sources(folder, {}), keeper.base, chunks, pool, keep=True)
         keeper.renew(memory, chunks.bytes_uploaded - before)
     assert (keeper.base.size > 0) == kept
+
+
+@pytest.mark.parametrize("told_against_a_base", [False, True])
+def test_what_forked_processes_have_in_common_is_fetched_once(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, told_against_a_base: bool
+) -> None:
+    """Much more of it than is held; each has a little of its own as well, and one lacks some of it."""
+    common = [noise(n, PAGES) for n in range(40)]
+    parent = {number * PAGES: data for number, data in enumerate(common)}
+    spaces: dict[str, Runs] = {f"pagemap-{pid}.img": dict(parent) for pid in range(1, 5)}
+    del spaces["pagemap-2.img"][3 * PAGES], spaces["pagemap-2.img"][4 * PAGES]
+    base = Base(tmp_path / "base")
+    if told_against_a_base:
+        capture(find_sources(write_dump(tmp_path / "1", spaces), {}), base, chunks, pool, keep=True)
+    for pid, runs in enumerate(spaces.values(), 1):
+        runs[10 * PAGES] = scattered(runs[10 * PAGES], every=10 * pid)
+        runs[1000 * PAGES] = noise(100 + pid, PAGES)
+    folder = write_dump(tmp_path / "2", spaces)
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False).spaces
+    fetched: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def get(key: str) -> bytes:
+        with lock:
+            fetched[key] += 1
+        return chunks.get(key)
+
+    rebuilt(folder, stored, tmp_path / "back", get, pool, most=64 << 20)
+    assert fetched.total() < 1.5 * len(fetched), "without that it were nearly four times as many"
+
+
+def test_what_could_not_be_fetched_for_one_is_not_there_for_any(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    spaces: dict[str, Runs] = {f"pagemap-{pid}.img": {0: noise(1, 2 * PAGES)} for pid in range(1, 9)}
+    folder = write_dump(tmp_path / "1", spaces)
+    stored = capture(find_sources(folder, {}), Base(tmp_path / "base"), chunks, pool, keep=False).spaces
+
+    def get(key: str) -> bytes:
+        raise Corrupt(f"chunk {key} is missing from the store")
+
+    back = tmp_path / "back"
+    back.mkdir()
+    for space in stored:
+        (back / space.name).write_bytes((folder / space.name).read_bytes())
+    parts = rebuild(stored, back, get, pool)
+    assert len(parts) == 8
+    for part in parts:
+        with pytest.raises(Corrupt, match="is missing"):
+            part.result()
 
 
 def test_a_base_that_was_cleared_is_made_anew(tmp_path: Path, chunks: ChunkStore, pool: Executor) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ Kept = Callable[[str, MemoryGroup, memoryview], None]
 """Is shown the content of every group of a space that a checkpoint is told against (not of what changed)."""
 
 _TASK = 8
-"""Windows of one task where nothing else says which belong together."""
+"""Windows of one task, at most, where nothing else says which belong together."""
 
 
 class _Room(threading.local):
@@ -31,14 +33,69 @@ class _Room(threading.local):
         self.content = blank()
 
 
-def rebuild(
-    stored: StoredMemory, folder: Path, get: Get, pool: Executor, kept: Kept = lambda *_: None
-) -> list[Future[None]]:
-    """Begin to write the pages file of one space into ``folder``, where its pagemap is. All of it is there when the futures are done.
+class _Shared:
+    """What ``get`` gives, once for everybody who wants it at about the same time: up to ``most`` bytes of ``often`` are held."""
 
-    Raises Corrupt, here or from a future, when the manifest, the pagemap and the chunks do not fit each other, and what
+    def __init__(self, get: Get, often: frozenset[str], most: int) -> None:
+        self._get, self._often, self._most = get, often, most
+        self._lock = threading.Lock()
+        self._held: dict[str, Future[bytes | memoryview]] = {}
+        self._size = 0
+
+    def __call__(self, key: str) -> bytes | memoryview:
+        if key not in self._often:
+            return self._get(key)
+        mine: Future[bytes | memoryview] = Future()
+        with self._lock:
+            found = self._held.setdefault(key, mine)
+        if found is not mine:
+            return found.result()
+        try:
+            data = self._get(key)
+        except BaseException as error:
+            with self._lock:
+                del self._held[key]
+            mine.set_exception(error)
+            raise
+        mine.set_result(data)
+        with self._lock:
+            self._size += len(data)
+            for held, future in tuple(self._held.items()):  # the oldest first
+                if self._size <= self._most:
+                    break
+                if future.done():
+                    self._size -= len(future.result())
+                    del self._held[held]
+        return data
+
+
+def rebuild(
+    memory: Sequence[StoredMemory],
+    folder: Path,
+    get: Get,
+    pool: Executor,
+    kept: Kept = lambda *_: None,
+    most: int = 64 << 20,
+) -> list[Future[None]]:
+    """Begin to write the pages files of all spaces into ``folder``, where their pagemaps are. All of it is there when the futures are done.
+
+    Processes that were forked have the same memory at the same place: what is there is rebuilt one after the other, and fetched once
+    for all of them as far as ``most`` bytes of it can be held.
+
+    Raises Corrupt, here or from a future, when the manifest, the pagemaps and the chunks do not fit each other, and what
     ``get`` raises; OSError when the disk does not take it.
     """
+    uses = Counter[str]()
+    for stored in memory:
+        for group in (*stored.groups, *stored.deltas):
+            uses[group.key] += len(group.windows)
+    shared = _Shared(get, frozenset(key for key, count in uses.items() if count > 1), most)
+    tasks = [task for stored in memory for task in _plan(stored, folder, shared, kept)]
+    return [pool.submit(write) for _, write in sorted(tasks, key=lambda task: task[0])]
+
+
+def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept) -> list[tuple[int, Callable[[], None]]]:
+    """What is to be done for one space, each with the number of the first window that it is about."""
     space = read_pagemap(folder / stored.name, stored.size)
     if (space.pages, space.size) != (stored.pages, stored.size):
         raise Corrupt(f"{stored.name} describes another pages file than the manifest")
@@ -52,7 +109,10 @@ def rebuild(
         os.ftruncate(fd, space.size)
     room = _Room()
     return [
-        pool.submit(_write, path, windows, whole, delta, get, partial(kept, space.name), room)
+        (
+            windows[0].number,
+            partial(_write, path, windows, whole, delta, get, partial(kept, space.name), room),
+        )
         for delta, windows in _tasks(space.windows, deltas)
     ]
 
@@ -69,7 +129,7 @@ def _by_window(groups: Sequence[MemoryGroup], name: str) -> dict[int, MemoryGrou
 def _tasks(
     windows: Sequence[Window], deltas: dict[int, MemoryGroup]
 ) -> Iterator[tuple[MemoryGroup | None, list[Window]]]:
-    """Windows that change by the same group together, so that it is fetched once; the others a few at a time.
+    """Windows that change by the same group together, so that it is fetched once; the others a few at a time, cut at the same places in every space.
 
     Two groups may have one key: the same changes at other places.
     """
@@ -82,8 +142,8 @@ def _tasks(
         else:
             of_delta.setdefault(id(delta), (delta, []))[1].append(window)
     yield from of_delta.values()
-    for at in range(0, len(others), _TASK):
-        yield None, others[at : at + _TASK]
+    for _, near in groupby(others, key=lambda window: window.number // _TASK):
+        yield None, list(near)
 
 
 def _write(
