@@ -26,10 +26,11 @@ from savedworker.checkpoint.tools import find_tools
 from savedworker.model.errors import Fatal
 from savedworker.model.events import Noted
 from savedworker.model.manifest import Manifest, StreamPosition
-from savedworker.model.record import WorkerRecord
+from savedworker.model.record import State, WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
+from savedworker.store.documents import dump
 from savedworker.store.sealing import PLAIN, Sealer
 from savedworker.store.worker import WorkerStore
 
@@ -146,7 +147,15 @@ class Rig:
         store = open_store(self.url or f"file://{self.folder}/store")
         store.ensure()
         self._worker = WorkerStore(store, self._id, self.sealer)
-        self._worker.create_record(WorkerRecord(id=self._id, created_at=datetime.now(UTC), fleet="local"))
+        # One that has ended: no controller of this store launches it, and what a bench that is killed leaves is collected.
+        now = datetime.now(UTC)
+        store.create(
+            f"{self._worker.prefix}/spec.json",
+            dump(WorkerSpec(id=self._id, command=("savedworker", "bench"))),
+        )
+        self._worker.create_record(
+            WorkerRecord(id=self._id, created_at=now, ended_at=now, state=State.CANCELLED)
+        )
         self.chunks = self._worker.chunks
         return self.chunks
 

@@ -15,7 +15,7 @@ _ENOUGH = 16 * _MIB
 
 @dataclass(frozen=True)
 class Work:
-    """What one checkpoint did. Bytes of memory images, and seconds of each part; ``rest`` is all else until the commit that comes again.
+    """What one checkpoint did. Bytes of memory images, and seconds of each part; ``rest`` is all else until the commit, as far as it comes again.
 
     ``store`` is None where it says nothing, as what was sent was limited.
     """
@@ -41,6 +41,8 @@ class Pace:
     rest: float = 1.0
     measured: int = 0
     """Checkpoints that it was learnt from."""
+    stored: int = 0
+    """Of them, those that told how fast the store is."""
 
     def seconds(self, new: int, known: int) -> float:
         """How long a checkpoint would take from its beginning to its commit."""
@@ -52,24 +54,35 @@ class Pace:
 
     def learnt(self, work: Work) -> Pace:
         """The pace after one more checkpoint."""
-        share = _WEIGHT if self.measured else 1.0
-
-        def mixed(before: float, size: int, seconds: float) -> float:
-            if size < _ENOUGH or seconds <= 0:
-                return before
-            return 1 / (share * seconds / size + (1 - share) / before)
-
-        expected = self.storing(work.new, work.known)
-        # One sum was measured: each part of it is blamed alike.
-        slower = work.store / expected if expected and work.store is not None else 1.0
-        return replace(
+        share = _share(self.measured)
+        pace = replace(
             self,
-            dump=mixed(self.dump, work.new + work.known, work.dump),
-            new=mixed(self.new, work.new, slower * work.new / self.new),
-            known=mixed(self.known, work.known, slower * work.known / self.known),
+            dump=_mixed(share, self.dump, work.new + work.known, work.dump),
             rest=share * work.rest + (1 - share) * self.rest,
             measured=self.measured + 1,
         )
+        if work.store is None:
+            return pace
+        share, expected = _share(self.stored), self.storing(work.new, work.known)
+        # One sum was measured: each part of it is blamed alike.
+        slower = work.store / expected if expected else 1.0
+        return replace(
+            pace,
+            new=_mixed(share, self.new, work.new, slower * work.new / self.new),
+            known=_mixed(share, self.known, work.known, slower * work.known / self.known),
+            stored=self.stored + 1,
+        )
+
+
+def _share(before: int) -> float:
+    """What the newest measurement counts."""
+    return _WEIGHT if before else 1.0
+
+
+def _mixed(share: float, before: float, size: int, seconds: float) -> float:
+    if size < _ENOUGH or seconds <= 0:
+        return before
+    return 1 / (share * seconds / size + (1 - share) / before)
 
 
 FREEZE_SHARE = 0.01

@@ -122,12 +122,15 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What became of one cut. ``seconds``: for its memory."""
+    """What became of one cut. ``seconds``: for its memory; ``waited``: for all else, if that was held up by a limit on what is sent."""
 
     manifest: Manifest
     keys: frozenset[str]
     memory: Captured
     seconds: float
+    limited: bool
+    """Whether the memory was held up by such a limit."""
+    waited: float
 
 
 def tcp_option(container: Container) -> str:
@@ -178,37 +181,65 @@ class TooLate(Fatal):
 class _Progress:
     """Called with every piece of memory that is stored: looks whether the rest can be stored by ``deadline``.
 
-    ``new`` and ``known``: bytes that the base lacks and has. They take as long as ``pace`` says of each, or all so many times longer: that
-    shows from what is done, in whatever order they come.
+    ``new`` and ``known``: bytes that the base lacks and has. One waits for the store and the other for this instance, and they need not come
+    in equal parts: how long each takes is seen apart, and until an eighth of a kind is done, ``pace`` says it, if that was ever measured.
     """
 
     def __init__(
         self, pace: Pace, new: int, known: int, deadline: float | None, still_wanted: Callable[[], None]
     ) -> None:
-        self._pace, self._deadline, self._still_wanted = pace, deadline, still_wanted
-        self._total, self._seconds = new + known, pace.storing(new, known)
-        self._began, self._new, self._known = time.monotonic(), 0, 0
+        self._deadline, self._still_wanted = deadline, still_wanted
+        self._kinds = {False: _Kind(new, pace.new), True: _Kind(known, pace.known)}
+        self._measured = pace.stored > 0
+        self._began = time.monotonic()
         self._lock = threading.Lock()
+        self._mine = threading.local()
 
     def __call__(self, size: int, known: bool) -> None:
         self._still_wanted()
-        with self._lock:
-            done, expected = self._new + self._known, self._pace.storing(self._new, self._known)
-            if known:
-                self._known += size
-            else:
-                self._new += size
-        now = time.monotonic()
-        spent = now - self._began
-        if self._deadline is None or spent < _TELLING or expected < self._seconds / 8:
+        if self._deadline is None:
             return
-        late = now + spent * (self._seconds - expected) / expected - self._deadline
+        now = time.monotonic()
+        with self._lock:
+            for kind, piece, began in getattr(self._mine, "under_way", ()):
+                kind.done += piece
+                kind.busy += now - began
+            self._mine.under_way = [(self._kinds[known], size, now)]
+            kinds, spent = self._kinds.values(), now - self._began
+            if spent < _TELLING or not any(x.seen for x in kinds):
+                return
+            threads = sum(x.busy for x in kinds) / spent
+            left = sum(x.left(threads, self._measured) for x in kinds)
+            done, total = sum(x.done for x in kinds), sum(x.total for x in kinds)
+        late = now + left - self._deadline
         if late > 0:
             raise TooLate(
-                f"{format_size(done)} of {format_size(self._total)} of memory were stored in {format_duration(spent)}: "
+                f"{format_size(done)} of {format_size(total)} of memory were stored in {format_duration(spent)}: "
                 f"the rest would come {format_duration(late)} too late",
                 "take checkpoints more often (--checkpoint-interval auto), so that less is left to be stored",
             )
+
+
+@dataclass
+class _Kind:
+    """Memory of one kind: bytes of it, how fast it is thought to be stored, and bytes and seconds of threads so far."""
+
+    total: int
+    rate: float
+    done: int = 0
+    busy: float = 0.0
+
+    @property
+    def seen(self) -> bool:
+        """Whether so much is done that it tells how long the rest takes."""
+        return self.busy > 0 and self.done >= self.total / 8
+
+    def left(self, threads: float, measured: bool) -> float:
+        """Seconds for the rest, with so many threads at work. ``measured``: whether ``rate`` is more than a guess."""
+        size = max(0, self.total - self.done)
+        if self.seen:
+            return size * self.busy / self.done / threads
+        return size / self.rate if measured else 0.0
 
 
 class Door(Protocol):
@@ -317,9 +348,15 @@ class Saver:
             throttle.limit(None if hold else self._container.spec.checkpoint.bandwidth)
             try:
                 return self._take(number, cause, publish, hold, unhindered, committed, deadline)
-            except Unreadable as error:
-                log.warning("%s: the checkpoint is taken again, and CRIU writes the memory", error)
-                self._readable = False
+            except (Unreadable, layer.NoSpace) as error:
+                if isinstance(error, Unreadable):
+                    log.warning("%s: the checkpoint is taken again, and CRIU writes the memory", error)
+                    self._readable = False
+                elif self._base.size:
+                    log.warning("%s: the checkpoint is taken again, without a base of the memory", error)
+                    self._keeper.give_up()
+                else:
+                    raise
                 return self._take(number, cause, publish, hold, unhindered, committed, deadline)
         finally:
             throttle.limit(self._container.spec.checkpoint.bandwidth)  # for what is read ahead
@@ -421,17 +458,15 @@ class Saver:
             crash_point("checkpoint.dump.after")
             if hold:
                 return saved[0]
-            waited = self._chunks.throttle.waited
             stored = beside(
                 True, partial(self._store, number, cause, folder, cuts[0], memories[0], still_wanted)
             )
-            limited = self._chunks.throttle.waited > waited
             manifest, memory, store = stored.manifest, stored.memory, stored.seconds
             publish(manifest)
             seconds, frozen = time.monotonic() - started, thawed_at[0] - dump_started
-            rest = max(0.0, seconds - frozen - store - once)
+            rest = max(0.0, seconds - frozen - store - once - stored.waited)
             self.pace = self.pace.learnt(
-                Work(memory.bytes_new, memory.bytes_known, frozen, None if limited else store, rest)
+                Work(memory.bytes_new, memory.bytes_known, frozen, None if stored.limited else store, rest)
             )
             return Saved(
                 manifest=manifest,
@@ -492,7 +527,7 @@ class Saver:
 
     def _can_be_in_time(self, deadline: float | None) -> None:
         """Raises TooLate when not even a far better pace than that of the checkpoints before would do."""
-        if deadline is None or not self.pace.measured:
+        if deadline is None or not self.pace.stored:
             return
         left, need = deadline - time.monotonic(), self.seconds_to_safe()
         if need > _HOPELESS * max(left, 0.0):
@@ -511,7 +546,7 @@ class Saver:
 
     def _precopy(self, still_wanted: Callable[[], None] = lambda: None) -> layer.PreCopy:
         home = self._container.home
-        with self._putting(still_wanted) as put:
+        with self._chunks.putting(still_wanted) as put:
             result = layer.precopy(
                 home.upper,
                 put,
@@ -522,17 +557,6 @@ class Saver:
         self._snapshot = result.snapshot
         mapped_outside_layer(self._container.pids(), self._container.lower, home.upper, self._digests)
         return result
-
-    @contextlib.contextmanager
-    def _putting(self, still_wanted: Callable[[], None]) -> Iterator[Callable[[bytes], str]]:
-        """``ChunkStore.putting``, as long as it is wanted."""
-        with self._chunks.putting() as put:
-
-            def put_if_wanted(data: bytes) -> str:
-                still_wanted()
-                return put(data)
-
-            yield put_if_wanted
 
     def _reusable(self, snapshot: layer.Snapshot | None) -> layer.Snapshot:
         """What is known of a tree, without the files that are to be stored anew: a chunk may not be in the store any more, or is hardly used."""
@@ -637,7 +661,7 @@ class Saver:
         self, sources: Sequence[Source], deadline: float | None, still_wanted: Callable[[], None]
     ) -> _Progress:
         sizes = {False: 0, True: 0}
-        for source in sources:
+        for source in sources if deadline is not None else ():
             for window in source.space.windows:
                 sizes[self._base.find(source.space.name, window.number) is not None] += window.size
         return _Progress(self.pace, sizes[False], sizes[True], deadline, still_wanted)
@@ -670,7 +694,7 @@ class Saver:
 
         With ``read`` the worker runs meanwhile, and is not to be disturbed; the next checkpoint is told against this one.
         """
-        before, began = self._chunks.bytes_uploaded, time.monotonic()
+        before, began, waited = self._chunks.bytes_uploaded, time.monotonic(), self._chunks.throttle.waited
         with _threads(self._chunks.shares.threads, background=read is not None) as pool:
             if read is None:
                 sources = find_sources(folder, self._processes())
@@ -680,7 +704,8 @@ class Saver:
                 memory = self._store_memory(read, pool, still_wanted)
         if read is not None:
             self._keeper.renew(memory, self._chunks.bytes_uploaded - before)
-        store_seconds = time.monotonic() - began
+        store_seconds, limited = time.monotonic() - began, self._chunks.throttle.waited > waited
+        began, waited = time.monotonic(), self._chunks.throttle.waited
         crash_point("checkpoint.store.memory")
         images = [
             path
@@ -693,9 +718,10 @@ class Saver:
         packed = self._chunks.put_many(_pieces(images, still_wanted))
         sizes = [path.stat().st_size for path in images]
         crash_point("checkpoint.store.images")
-        with self._putting(still_wanted) as put:
+        with self._chunks.putting(still_wanted) as put:
             layer_index, snapshot = cut.upper.complete(put)
             shm_index, shm_snapshot = cut.shm.complete(put)
+        held_up = time.monotonic() - began if self._chunks.throttle.waited > waited else 0.0
         crash_point("checkpoint.store.layer")
         self._snapshot, self._shm = snapshot, shm_snapshot
         spec = self._container.spec
@@ -720,7 +746,8 @@ class Saver:
             ),
             bytes_image=sum(sizes) + sum(x.size for x in memory.spaces),
         )
-        return _Stored(manifest, chunk_keys(manifest, layer_index, shm_index), memory, store_seconds)
+        keys = chunk_keys(manifest, layer_index, shm_index)
+        return _Stored(manifest, keys, memory, store_seconds, limited, held_up)
 
     def _store_memory(self, read: _Memory, pool: Executor, still_wanted: Callable[[], None]) -> Captured:
         """Store what was read inside the freeze and what CRIU wrote to files."""
@@ -789,7 +816,7 @@ class Saver:
             if failure.error is not None:
                 raise failure.error
             if free_space(home.path) < _FULL:  # CRIU's log, which would say so, may be on that disk too
-                raise Fatal(
+                raise layer.NoSpace(
                     f"the disk for checkpoint images, {home.path}, is full",
                     "free space or give a larger disk",
                 )

@@ -435,10 +435,10 @@ class ChunkStore:
             return [key.result() for key in keys]
 
     @contextmanager
-    def putting(self) -> Iterator[Callable[[Data], str]]:
+    def putting(self, still_wanted: Callable[[], None] = lambda: None) -> Iterator[Callable[[Data], str]]:
         """A ``put`` that returns the key at once and stores in parallel; when the block is left, all is durable.
 
-        For many small chunks, where each waits for the store. The first failure is raised at a later call or at the end of the
+        For many small chunks, where each waits for the store. ``still_wanted`` is called before each, by any thread, and may raise. The first failure is raised at a later call or at the end of the
         block; when the block raises, what is under way is finished and the rest dropped.
         """
         memory = self.shares.waiting
@@ -448,6 +448,7 @@ class ChunkStore:
         def put(data: Data, size: int) -> None:
             try:
                 if not failures:
+                    still_wanted()
                     self.put(data)
             except BaseException as error:
                 failures.append(error)

@@ -37,9 +37,11 @@ class Throttle:
     def take(self, size: int) -> None:
         """Wait until ``size`` bytes may be sent; what is sent next then waits for as long as they take."""
         with self._changed:
-            began = self._clock()
-            while self._rate is not None and (left := self._free_at - self._clock()) > 0:
-                self._changed.wait(left)
-            self._waited += self._clock() - began
+            while self._rate is not None:
+                began = self._clock()
+                if began >= self._free_at:
+                    break
+                self._changed.wait(self._free_at - began)
+                self._waited += self._clock() - began
             if self._rate is not None:
                 self._free_at = self._clock() + size / self._rate

@@ -243,6 +243,23 @@ def test_windows_that_were_replaced_are_stored_whole_and_nobody_fetches_the_base
     assert (bed.uploaded, told(back)) == (0, set())
 
 
+def test_a_few_pages_at_regular_places_are_not_taken_for_all(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    """The headers of what is allocated half a MiB at a time; one page of it, wherever that lies."""
+    first = [noise(n, PAGES) for n in range(6)]
+    bed = Told(tmp_path, chunks, pool, windows(*first))
+    for place in (0, 1, 127):
+        second = []
+        for data in first:
+            changed = bytearray(data)
+            for row in range(place, PAGES, PAGES // 8):
+                changed[row * PAGE : (row + 1) * PAGE] = noise(row + place, 1)
+            second.append(bytes(changed))
+        stored = bed.capture(windows(*second), keep=False)
+        assert len(told(stored)) >= 5
+
+
 def test_what_did_not_change_is_never_taken_for_replaced(
     tmp_path: Path, chunks: ChunkStore, pool: Executor
 ) -> None:
@@ -363,8 +380,9 @@ def test_a_base_of_memory_that_was_replaced_is_given_up(
 
 
 @pytest.mark.parametrize("told_against_a_base", [False, True])
+@pytest.mark.parametrize("most", [40 << 20, 64 << 20])
 def test_what_forked_processes_have_in_common_is_fetched_once(
-    tmp_path: Path, chunks: ChunkStore, pool: Executor, told_against_a_base: bool
+    tmp_path: Path, chunks: ChunkStore, pool: Executor, told_against_a_base: bool, most: int
 ) -> None:
     """Much more of it than is held; each has a little of its own as well, and one lacks some of it."""
     common = [noise(n, PAGES) for n in range(40)]
@@ -387,7 +405,7 @@ def test_what_forked_processes_have_in_common_is_fetched_once(
             fetched[key] += 1
         return chunks.get(key)
 
-    rebuilt(folder, stored, tmp_path / "back", get, pool, most=64 << 20)
+    rebuilt(folder, stored, tmp_path / "back", get, pool, most=most)
     assert fetched.total() < 1.5 * len(fetched), "without that it were nearly four times as many"
 
 

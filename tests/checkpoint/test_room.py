@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from savedworker.checkpoint import base_keeper
+from savedworker.checkpoint import base_keeper, layer
+from savedworker.checkpoint.layer.content import Stage
 from savedworker.checkpoint.memory import Base
 from savedworker.model.errors import Fatal
 from tests.checkpoint.bench import Bench
@@ -62,6 +64,41 @@ def test_memory_for_which_there_is_no_room_at_all_is_refused_where_criu_would_wr
     with pytest.raises(Fatal, match=r"a checkpoint needs .* and 96.0 MiB are free"):
         narrow.save(hold=True)
     narrow.writes_on()
+
+
+@pytest.mark.criu
+def test_a_base_makes_room_for_files_that_change_in_the_freeze(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their copies lie on the same disk. How large they are is known only then."""
+    bench.python(HOLDS)
+    bench.until_output("tick")
+    bench.saver.warm_now()
+    original = Stage.copy
+
+    def copy(*values: Any) -> Any:
+        if bench.saver._base.size:
+            raise layer.NoSpace("cannot stage a file: No space left on device")
+        return original(*values)
+
+    monkeypatch.setattr(Stage, "copy", copy)
+    monkeypatch.setattr(layer, "precopy", lambda *_, **__: layer.PreCopy())
+    bench.container.home.upper.joinpath("srv").mkdir(exist_ok=True)
+    bench.container.home.upper.joinpath("srv/file").write_bytes(bytes(range(256)) * 9000)
+    bench.save(hold=True)
+    assert bench.saver._base.size == 0
+    bench.restore()
+    assert bench.container.home.upper.joinpath("srv/file").stat().st_size == 256 * 9000
+    bench.writes_on()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "copy", lambda *_: raises(layer.NoSpace("still full")))
+        with pytest.raises(layer.NoSpace, match="still full"):
+            bench.save(hold=True)
+    bench.writes_on()
+
+
+def raises(error: Exception) -> Any:
+    raise error
 
 
 def test_a_base_that_an_agent_before_left_takes_no_room(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ from savedworker.model.errors import Refused, SavedWorkerError
 STAGES = "layer-*"
 """What the directories of copies are called."""
 
+_NAMES = 1024
+"""Names between two looks whether the capture is still wanted."""
+
 Sink = Callable[[bytes], str]
 """Stores one chunk of 1 to ``CHUNK_SIZE`` bytes and returns its key. What it raises ends the capture unchanged."""
 
@@ -106,8 +109,8 @@ def finish(
     ``dirty`` are the files mapped shared and writable now. ``trust_ctime=False`` copies every file (tmpfs: writes through a
     mapping never touch the time stamps); what ``precopy`` knows then only spares storing equal content again. ``stage_dir`` must
     exist; a directory of our own below it holds the copies until ``Pending.complete`` or ``Pending.discard``. On a file system with
-    reflinks a copy costs no data. ``check`` is called before each copy (and within large ones) and ends the capture by raising, for a
-    deadline.
+    reflinks a copy costs no data. ``check`` is called before each copy (and within large ones), and now and then between names, and ends the capture by
+    raising, for a deadline.
 
     Raises NoSpace when the stage is full, ChangedWhileFrozen when the tree is not frozen after all, Refused as ``precopy``,
     Fatal for other errors of the file system. Whatever is raised, the stage is empty again and the layer untouched.
@@ -126,6 +129,8 @@ def finish(
             pending.records.append(Record(ROOT, os.fstat(cursor.root), top))
             records, staged, fresh = pending.records, pending.staged, pending.fresh
             for path, directory, name, status in walk(cursor, tolerant=False):
+                if check is not None and len(records) % _NAMES == 0:
+                    check()
                 identity = (status.st_dev, status.st_ino)
                 known = states.get(identity)
                 if known is not None and known.holds_for(status) and identity not in dirty:

@@ -236,7 +236,10 @@ def _is_replaced(base: Base, slot: Slot, mask: Mask, room: _Room) -> bool:
     if len(slot.group.windows) > 1:
         return False
     both = np.flatnonzero(mask & slot.mask)
-    rows = both[:: max(1, -(-len(both) // _SAMPLE))]
+    step = max(1, -(-len(both) // _SAMPLE))
+    rows = both[
+        slot.group.windows[0] % step :: step
+    ]  # others in each window: what changes may lie at regular places
     before = room.before[: len(rows)]
     for row, known in zip(rows.tolist(), before, strict=True):
         base.read_page(slot, row, known)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from savedworker.checkpoint.memory.files import opened, write_at
-from savedworker.checkpoint.memory.pagemap import Window, read_pagemap
+from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Window, read_pagemap
 from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank, fill, split
 from savedworker.model.errors import Corrupt
 from savedworker.model.manifest import MemoryGroup, StoredMemory
@@ -34,16 +35,17 @@ class _Room(threading.local):
 
 
 class _Shared:
-    """What ``get`` gives, once for everybody who wants it at about the same time: up to ``most`` bytes of ``often`` are held."""
+    """What ``get`` gives, once for everybody who wants it at about the same time: of ``often`` the newest are held, up to ``most`` bytes."""
 
-    def __init__(self, get: Get, often: frozenset[str], most: int) -> None:
-        self._get, self._often, self._most = get, often, most
+    def __init__(self, get: Get, most: int) -> None:
+        self._get, self._most = get, most
+        self.often: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-        self._held: dict[str, Future[bytes | memoryview]] = {}
+        self._held: OrderedDict[str, Future[bytes | memoryview]] = OrderedDict()
         self._size = 0
 
     def __call__(self, key: str) -> bytes | memoryview:
-        if key not in self._often:
+        if key not in self.often:
             return self._get(key)
         mine: Future[bytes | memoryview] = Future()
         with self._lock:
@@ -54,19 +56,32 @@ class _Shared:
             data = self._get(key)
         except BaseException as error:
             with self._lock:
-                del self._held[key]
+                self._held.pop(key, None)
             mine.set_exception(error)
             raise
-        mine.set_result(data)
         with self._lock:
-            self._size += len(data)
-            for held, future in tuple(self._held.items()):  # the oldest first
-                if self._size <= self._most:
-                    break
-                if future.done():
-                    self._size -= len(future.result())
-                    del self._held[held]
+            mine.set_result(data)
+            if key in self._held:
+                self._size += _cost(data)
+            while self._size > self._most:
+                _, oldest = self._held.popitem(last=False)
+                if oldest.done():
+                    self._size -= _cost(oldest.result())
         return data
+
+
+def _cost(data: bytes | memoryview) -> int:
+    """Bytes of memory for which it counts while it is held."""
+    return len(data) + PAGE
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Windows that are rebuilt one after the other: the number of the first, the chunks that they need, and what does it."""
+
+    first: int
+    keys: frozenset[str]
+    write: Callable[[], None]
 
 
 def rebuild(
@@ -85,17 +100,16 @@ def rebuild(
     Raises Corrupt, here or from a future, when the manifest, the pagemaps and the chunks do not fit each other, and what
     ``get`` raises; OSError when the disk does not take it.
     """
-    uses = Counter[str]()
-    for stored in memory:
-        for group in (*stored.groups, *stored.deltas):
-            uses[group.key] += len(group.windows)
-    shared = _Shared(get, frozenset(key for key, count in uses.items() if count > 1), most)
-    tasks = [task for stored in memory for task in _plan(stored, folder, shared, kept)]
-    return [pool.submit(write) for _, write in sorted(tasks, key=lambda task: task[0])]
+    shared = _Shared(get, most)
+    windows = max(1, min(_TASK, most // (2 * WINDOW)))
+    tasks = [task for stored in memory for task in _plan(stored, folder, shared, kept, windows)]
+    uses = Counter(key for task in tasks for key in task.keys)
+    shared.often = frozenset(key for key, count in uses.items() if count > 1)
+    return [pool.submit(task.write) for task in sorted(tasks, key=lambda task: task.first)]
 
 
-def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept) -> list[tuple[int, Callable[[], None]]]:
-    """What is to be done for one space, each with the number of the first window that it is about."""
+def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept, at_once: int) -> list[_Task]:
+    """What is to be done for one space."""
     space = read_pagemap(folder / stored.name, stored.size)
     if (space.pages, space.size) != (stored.pages, stored.size):
         raise Corrupt(f"{stored.name} describes another pages file than the manifest")
@@ -109,11 +123,12 @@ def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept) -> list[tupl
         os.ftruncate(fd, space.size)
     room = _Room()
     return [
-        (
+        _Task(
             windows[0].number,
+            frozenset(whole[x.number].key for x in windows) | ({delta.key} if delta else set()),
             partial(_write, path, windows, whole, delta, get, partial(kept, space.name), room),
         )
-        for delta, windows in _tasks(space.windows, deltas)
+        for delta, windows in _tasks(space.windows, deltas, at_once)
     ]
 
 
@@ -127,9 +142,9 @@ def _by_window(groups: Sequence[MemoryGroup], name: str) -> dict[int, MemoryGrou
 
 
 def _tasks(
-    windows: Sequence[Window], deltas: dict[int, MemoryGroup]
+    windows: Sequence[Window], deltas: dict[int, MemoryGroup], at_once: int
 ) -> Iterator[tuple[MemoryGroup | None, list[Window]]]:
-    """Windows that change by the same group together, so that it is fetched once; the others a few at a time, cut at the same places in every space.
+    """Windows that change by the same group together, so that it is fetched once; of the others ``at_once``, cut at the same places in every space.
 
     Two groups may have one key: the same changes at other places.
     """
@@ -142,7 +157,7 @@ def _tasks(
         else:
             of_delta.setdefault(id(delta), (delta, []))[1].append(window)
     yield from of_delta.values()
-    for _, near in groupby(others, key=lambda window: window.number // _TASK):
+    for _, near in groupby(others, key=lambda window: window.number // at_once):
         yield None, list(near)
 
 
