@@ -193,7 +193,8 @@ class _Progress:
         self._measured = pace.stored > 0
         self._began = time.monotonic()
         self._lock = threading.Lock()
-        self._mine = threading.local()
+        self._under_way: dict[int, tuple[_Kind, int, float]] = {}
+        """What each thread is at, how many bytes of it, and since when."""
 
     def __call__(self, size: int, known: bool) -> None:
         self._still_wanted()
@@ -201,14 +202,17 @@ class _Progress:
             return
         now = time.monotonic()
         with self._lock:
-            for kind, piece, began in getattr(self._mine, "under_way", ()):
+            before = self._under_way.get(threading.get_ident())
+            if before is not None:
+                kind, piece, began = before
                 kind.done += piece
                 kind.busy += now - began
-            self._mine.under_way = [(self._kinds[known], size, now)]
+            self._under_way[threading.get_ident()] = self._kinds[known], size, now
             kinds, spent = self._kinds.values(), now - self._began
             if spent < _TELLING or not any(x.seen for x in kinds):
                 return
-            threads = sum(x.busy for x in kinds) / spent
+            busy = sum(x.busy for x in kinds) + sum(now - began for _, _, began in self._under_way.values())
+            threads = busy / spent
             left = sum(x.left(threads, self._measured) for x in kinds)
             done, total = sum(x.done for x in kinds), sum(x.total for x in kinds)
         late = now + left - self._deadline
