@@ -148,7 +148,8 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
         s = measures.reclaim(folder, plan.interpreter, kind, gib, plan.runs, plan.peer, plan.store)
         what = f"{gib:g} GiB, {kind}"
         against = s.get("peer_save")
-        sooner, first, less = ("≤ 0.17", "≤ 0.4", "≤ 2") if kind != "incompressible" else ("", "", "")
+        sooner, first = ("≤ 0.17", "≤ 0.4") if kind != "incompressible" else ("", "")
+        less = "≤ 2" if kind == "scattered" else ""  # the others have memory that is all new
         back = "≤ 0.33"
         if against is None:  # these are shares of the peer's time
             sooner = first = back = ""

@@ -122,6 +122,26 @@ def test_a_restore_does_not_wait_for_a_slow_disk(moved: Moved, slow: SlowDisk) -
     assert moved.fetched_again() == GROUPS - 3
 
 
+def test_what_several_processes_have_in_common_waits_once(moved: Moved, slow: SlowDisk) -> None:
+    """It is in memory once, and on the disk as well."""
+    (space,) = moved.stored.spaces
+    first, second, *_ = space.groups
+    data = {group: moved.chunks.view(group.key) for group in (first, second)}
+    keep = Keep(slow, int(1.5 * data[first].nbytes), lambda _: True)
+    for process in range(1, 5):
+        keep.offer(f"pagemap-{process}.img", first, data[first])
+    keep.offer("pagemap-1.img", second, data[second])  # for this there is no room, yet
+    slow.fast.set()
+    keep.wait()
+    found = {
+        (process, slow.find(f"pagemap-{process}.img", first.windows[0]) is not None)
+        for process in range(1, 5)
+    }
+    assert found == {(process, True) for process in range(1, 5)}
+    assert slow.find("pagemap-1.img", second.windows[0]) is None
+    assert (slow.size, keep._held) == (data[first].nbytes, 0)
+
+
 def test_a_save_does_without_what_is_not_written_yet(moved: Moved, slow: SlowDisk) -> None:
     keep = Keep(slow, 1 << 30, lambda _: True)
     moved.restore(keep)

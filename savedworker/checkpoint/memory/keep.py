@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from savedworker.checkpoint.memory.base import Base
@@ -31,6 +31,8 @@ class Keep:
         self._base, self._most, self._has_room = base, most, has_room
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, MemoryGroup, memoryview]] = deque()
+        self._keys = Counter[str]()
+        """Of what waits, and how often: what several spaces have in common is in memory once."""
         self._held = 0
         self._beside = 0
         self._taken: set[tuple[str, int]] = set()
@@ -45,10 +47,12 @@ class Keep:
         """Here is the verified content of a group of ``space``. Returns at once. Any thread may call."""
         name = (space, group.windows[0])
         with self._changed:
-            if self._closed or name in self._taken or self._held + len(data) > self._most:
+            size = 0 if self._keys[group.key] else len(data)
+            if self._closed or name in self._taken or self._held + size > self._most:
                 return
             self._taken.add(name)
-            self._held += len(data)
+            self._keys[group.key] += 1
+            self._held += size
             self._waiting.append((space, group, data))
             self._changed.notify()
             if self._thread is None:
@@ -103,4 +107,7 @@ class Keep:
             masks = [mask for mask, _ in split(data, len(group.windows), group.key)]
             self._base.add(space, group.windows, masks, group.key, data)
             with self._changed:
-                self._held -= len(data)
+                self._keys[group.key] -= 1
+                if not self._keys[group.key]:
+                    del self._keys[group.key]
+                    self._held -= len(data)

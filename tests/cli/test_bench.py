@@ -1,0 +1,77 @@
+"""``savedworker bench`` on a tiny worker: a table and JSON, and nothing is left of it. What it measures here is no measurement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from savedworker.checkpoint.mountinfo import mounts_below
+
+pytestmark = pytest.mark.criu
+
+
+def bench(folder: Path, parts: tuple[str, ...], *words: str) -> str:
+    """Its output; the store and the scratch are in ``folder``."""
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    only = [word for part in parts for word in ("--only", part)]
+    where = ["--scratch", str(scratch), "--store", f"file://{folder}/store"]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "savedworker.cli",
+            "bench",
+            "--quick",
+            "--size",
+            "0.05",
+            *only,
+            *where,
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [x for x in done.stderr.splitlines() if not x.startswith("bench: ")] == []
+    return done.stdout
+
+
+def left(folder: Path) -> list[str]:
+    """What is left of it: workers, scratch, mounts, cgroups."""
+    workers = [str(x) for x in (folder / "store").rglob("*") if "bench" in x.name and any(x.rglob("*.*"))]
+    cgroups = [str(x) for x in Path("/sys/fs/cgroup").glob("*/swbench-*")]
+    mounts = [str(x) for x in mounts_below(folder)]
+    return workers + cgroups + mounts + [str(x) for x in (folder / "scratch").iterdir()]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+def test_it_measures_until_committed_and_running_and_leaves_nothing(folder: Path) -> None:
+    document = json.loads(bench(folder, ("freeze", "reclaim", "sealing"), "--json"))
+    figures = {x["what"]: x for x in document["figures"]}
+    for what in (
+        "notice to committed, 0.05 GiB, scattered",
+        "the same without a base, 0.05 GiB, scattered",
+        "restore to running, 0.05 GiB, scattered",
+        "freeze seen by the worker, first checkpoint, 0.05 GiB",
+        "restore to running with a key, 0.05 GiB",
+    ):
+        assert what in figures, sorted(figures)
+        assert figures[what]["value"] > 0
+    assert document["machine"]["cores"] >= 1
+    assert left(folder) == []
+
+
+def test_the_table_says_of_how_many_samples_it_is(folder: Path) -> None:
+    shown = " ".join(bench(folder, ("files",)).split())
+    assert "FIGURE OURS AGAINST RATIO TARGET" in shown
+    assert "One sample of each into file://" in shown
