@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from savedworker.checkpoint import hooks, layer, save
+from savedworker.checkpoint.cgroups import Cgroup
 from savedworker.checkpoint.container import Container, Home, first_runtime
 from savedworker.checkpoint.criu_image import fields
 from savedworker.checkpoint.restore import restore
@@ -30,7 +31,6 @@ from savedworker.model.record import State, WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
-from savedworker.store.documents import dump
 from savedworker.store.sealing import PLAIN, Sealer
 from savedworker.store.worker import WorkerStore
 
@@ -149,10 +149,7 @@ class Rig:
         self._worker = WorkerStore(store, self._id, self.sealer)
         # One that has ended: no controller of this store launches it, and what a bench that is killed leaves is collected.
         now = datetime.now(UTC)
-        store.create(
-            f"{self._worker.prefix}/spec.json",
-            dump(WorkerSpec(id=self._id, command=("savedworker", "bench"))),
-        )
+        WorkerStore(store, self._id).create_spec(WorkerSpec(id=self._id, command=("savedworker", "bench")))
         self._worker.create_record(
             WorkerRecord(id=self._id, created_at=now, ended_at=now, state=State.CANCELLED)
         )
@@ -322,9 +319,7 @@ class Rig:
         """Kill and remove everything."""
         with contextlib.suppress(AttributeError):
             self.container.teardown()
-        for hierarchy in Path("/sys/fs/cgroup").iterdir():
-            with contextlib.suppress(OSError):
-                (hierarchy / self._name).rmdir()
+        Cgroup(self._name).remove()
         self._forget()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -42,7 +42,8 @@ class Pace:
     measured: int = 0
     """Checkpoints that it was learnt from."""
     stored: int = 0
-    """Of them, those that told how fast the store is."""
+    compared: int = 0
+    """Of them, those that told how fast new and known memory is stored."""
 
     def seconds(self, new: int, known: int) -> float:
         """How long a checkpoint would take from its beginning to its commit."""
@@ -51,6 +52,10 @@ class Pace:
     def storing(self, new: int, known: int) -> float:
         """Of it, for storing so many bytes."""
         return new / self.new + known / self.known
+
+    def measured_seconds(self, new: int, known: int) -> float:
+        """As ``seconds``, of what was ever measured."""
+        return self.seconds(new if self.stored else 0, known if self.compared else 0)
 
     def learnt(self, work: Work) -> Pace:
         """The pace after one more checkpoint."""
@@ -63,14 +68,15 @@ class Pace:
         )
         if work.store is None:
             return pace
-        share, expected = _share(self.stored), self.storing(work.new, work.known)
+        expected = self.storing(work.new, work.known)
         # One sum was measured: each part of it is blamed alike.
         slower = work.store / expected if expected else 1.0
         return replace(
             pace,
-            new=_mixed(share, self.new, work.new, slower * work.new / self.new),
-            known=_mixed(share, self.known, work.known, slower * work.known / self.known),
-            stored=self.stored + 1,
+            new=_mixed(_share(self.stored), self.new, work.new, slower * work.new / self.new),
+            known=_mixed(_share(self.compared), self.known, work.known, slower * work.known / self.known),
+            stored=self.stored + (work.new >= _ENOUGH),
+            compared=self.compared + (work.known >= _ENOUGH),
         )
 
 

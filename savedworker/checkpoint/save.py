@@ -27,6 +27,7 @@ from savedworker.checkpoint.base_keeper import BaseKeeper, free_space
 from savedworker.checkpoint.container import Container
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, mapped_outside_layer
 from savedworker.checkpoint.keys import MAX_INDEX, chunk_keys
+from savedworker.checkpoint.layer import NoSpace
 from savedworker.checkpoint.memory import (
     BaseDamaged,
     Captured,
@@ -60,6 +61,7 @@ from savedworker.model.rates import Rates
 from savedworker.model.spec import Volume
 from savedworker.model.units import format_duration, format_size
 from savedworker.store.chunks import ChunkStore
+from savedworker.store.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ _HOPELESS = 3.0
 """A checkpoint that is expected to take so many times longer than there is time is not begun."""
 _TELLING = 1.0
 """Seconds of storing before their pace says how long the rest will take."""
+_LIMITED = 0.1
+"""Share of a time that threads waited, from which on it tells of the limit on what is sent and not of the store."""
 _KERNEL_PATIENCE = 30.0
 """Seconds for which a thread that cannot be stopped is waited for before a checkpoint is given up."""
 _FULL = 1 << 20
@@ -179,18 +183,17 @@ class TooLate(Fatal):
 
 
 class _Progress:
-    """Called with every piece of memory that is stored: looks whether the rest can be stored by ``deadline``.
+    """Called before every piece of memory that is stored: looks whether the rest can be stored by ``deadline``.
 
     ``new`` and ``known``: bytes that the base lacks and has. One waits for the store and the other for this instance, and they need not come
-    in equal parts: how long each takes is seen apart, and until an eighth of a kind is done, ``pace`` says it, if that was ever measured.
+    in equal parts: how long each takes is seen apart. Of one of which less than an eighth is done nothing is said.
     """
 
     def __init__(
-        self, pace: Pace, new: int, known: int, deadline: float | None, still_wanted: Callable[[], None]
+        self, new: int, known: int, deadline: float | None, still_wanted: Callable[[], None]
     ) -> None:
         self._deadline, self._still_wanted = deadline, still_wanted
-        self._kinds = {False: _Kind(new, pace.new), True: _Kind(known, pace.known)}
-        self._measured = pace.stored > 0
+        self._kinds = {False: _Kind(new), True: _Kind(known)}
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._under_way: dict[int, tuple[_Kind, int, float]] = {}
@@ -209,14 +212,13 @@ class _Progress:
                 kind.busy += now - began
             self._under_way[threading.get_ident()] = self._kinds[known], size, now
             kinds, spent = self._kinds.values(), now - self._began
-            if spent < _TELLING or not any(x.seen for x in kinds):
+            if spent < _TELLING:
                 return
             busy = sum(x.busy for x in kinds) + sum(now - began for _, _, began in self._under_way.values())
-            threads = busy / spent
-            left = sum(x.left(threads, self._measured) for x in kinds)
+            left = sum(x.left for x in kinds) * spent / busy if busy else 0.0  # several threads are at it
             done, total = sum(x.done for x in kinds), sum(x.total for x in kinds)
         late = now + left - self._deadline
-        if late > 0:
+        if left and late > 0:
             raise TooLate(
                 f"{format_size(done)} of {format_size(total)} of memory were stored in {format_duration(spent)}: "
                 f"the rest would come {format_duration(late)} too late",
@@ -226,24 +228,34 @@ class _Progress:
 
 @dataclass
 class _Kind:
-    """Memory of one kind: bytes of it, how fast it is thought to be stored, and bytes and seconds of threads so far."""
+    """Memory of one kind: bytes of it, and bytes and seconds of threads so far."""
 
     total: int
-    rate: float
     done: int = 0
     busy: float = 0.0
 
     @property
-    def seen(self) -> bool:
-        """Whether so much is done that it tells how long the rest takes."""
-        return self.busy > 0 and self.done >= self.total / 8
+    def left(self) -> float:
+        """Seconds of one thread for the rest, as far as what is done tells."""
+        if not self.done or self.done < self.total / 8:
+            return 0.0
+        return max(0, self.total - self.done) * self.busy / self.done
 
-    def left(self, threads: float, measured: bool) -> float:
-        """Seconds for the rest, with so many threads at work. ``measured``: whether ``rate`` is more than a guess."""
-        size = max(0, self.total - self.done)
-        if self.seen:
-            return size * self.busy / self.done / threads
-        return size / self.rate if measured else 0.0
+
+class _Stretch:
+    """A stretch of time that begins now: its seconds, and whether many of them went by waiting, as what is sent is limited."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+        self._began, self._waited = time.monotonic(), throttle.waited
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def limited(self) -> bool:
+        return self._throttle.waited - self._waited > _LIMITED * self.seconds
 
 
 class Door(Protocol):
@@ -343,6 +355,12 @@ class Saver:
                 throttle.limit(None)
                 raise
 
+        published: list[Manifest] = []
+
+        def publish_it(manifest: Manifest) -> None:
+            published.append(manifest)
+            publish(manifest)
+
         warming = self._keeper.warming
         throttle.limit(None)
         self.stop_warming()
@@ -350,18 +368,19 @@ class Saver:
             self._await_abandoned(still_wanted)
             self._can_be_in_time(deadline)
             throttle.limit(None if hold else self._container.spec.checkpoint.bandwidth)
-            try:
-                return self._take(number, cause, publish, hold, unhindered, committed, deadline)
-            except (Unreadable, layer.NoSpace) as error:
-                if isinstance(error, Unreadable):
+            while True:
+                try:
+                    return self._take(number, cause, publish_it, hold, unhindered, committed, deadline)
+                except Unreadable as error:
+                    if not self._readable:
+                        raise
                     log.warning("%s: the checkpoint is taken again, and CRIU writes the memory", error)
                     self._readable = False
-                elif self._base.size:
+                except NoSpace as error:
+                    if published or not self._base.size:
+                        raise
                     log.warning("%s: the checkpoint is taken again, without a base of the memory", error)
                     self._keeper.give_up()
-                else:
-                    raise
-                return self._take(number, cause, publish, hold, unhindered, committed, deadline)
         finally:
             throttle.limit(self._container.spec.checkpoint.bandwidth)  # for what is read ahead
             if warming:
@@ -492,10 +511,9 @@ class Saver:
         self, beside_worker: bool, still_wanted: Callable[[], None]
     ) -> tuple[layer.PreCopy, float]:
         """``_precopy``, and its seconds that say nothing of another checkpoint: there was more to be stored than there will be, or it had to wait."""
-        first, waited, began = self._snapshot is None, self._chunks.throttle.waited, time.monotonic()
+        first, stretch = self._snapshot is None, _Stretch(self._chunks.throttle)
         precopy = beside(beside_worker, partial(self._precopy, still_wanted))
-        once = first or self._chunks.throttle.waited > waited
-        return precopy, time.monotonic() - began if once else 0.0
+        return precopy, stretch.seconds if first or stretch.limited else 0.0
 
     def _written(self, hold: bool) -> int:
         """Bytes of memory that CRIU will write to the disk, at most."""
@@ -511,9 +529,13 @@ class Saver:
 
     def seconds_to_safe(self) -> float:
         """How long a checkpoint would take now, from a notice to its commit, going by those that were taken here."""
+        return self.pace.seconds(*self._sizes())
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of memory that the base lacks and has, by and large."""
         memory = self._container.cgroup.memory()
         known = min(self._base.size, memory)
-        return self.pace.seconds(memory - known, known)
+        return memory - known, known
 
     def rates(self) -> Rates | None:
         """What ``seconds_to_safe`` goes by, for people; None before anything was measured."""
@@ -531,9 +553,9 @@ class Saver:
 
     def _can_be_in_time(self, deadline: float | None) -> None:
         """Raises TooLate when not even a far better pace than that of the checkpoints before would do."""
-        if deadline is None or not self.pace.stored:
+        if deadline is None or not self.pace.measured:
             return
-        left, need = deadline - time.monotonic(), self.seconds_to_safe()
+        left, need = deadline - time.monotonic(), self.pace.measured_seconds(*self._sizes())
         if need > _HOPELESS * max(left, 0.0):
             raise TooLate(
                 f"a checkpoint takes about {format_duration(need)} here and {format_duration(max(left, 0.0))} are left",
@@ -668,7 +690,7 @@ class Saver:
         for source in sources if deadline is not None else ():
             for window in source.space.windows:
                 sizes[self._base.find(source.space.name, window.number) is not None] += window.size
-        return _Progress(self.pace, sizes[False], sizes[True], deadline, still_wanted)
+        return _Progress(sizes[False], sizes[True], deadline, still_wanted)
 
     def _read_memory(self, folder: Path, still_wanted: Callable[[], None]) -> _Memory:
         """Inside the freeze: read what CRIU did not write, and keep what of it is new or has changed."""
@@ -698,7 +720,7 @@ class Saver:
 
         With ``read`` the worker runs meanwhile, and is not to be disturbed; the next checkpoint is told against this one.
         """
-        before, began, waited = self._chunks.bytes_uploaded, time.monotonic(), self._chunks.throttle.waited
+        before, stretch = self._chunks.bytes_uploaded, _Stretch(self._chunks.throttle)
         with _threads(self._chunks.shares.threads, background=read is not None) as pool:
             if read is None:
                 sources = find_sources(folder, self._processes())
@@ -708,8 +730,8 @@ class Saver:
                 memory = self._store_memory(read, pool, still_wanted)
         if read is not None:
             self._keeper.renew(memory, self._chunks.bytes_uploaded - before)
-        store_seconds, limited = time.monotonic() - began, self._chunks.throttle.waited > waited
-        began, waited = time.monotonic(), self._chunks.throttle.waited
+        store_seconds, limited = stretch.seconds, stretch.limited
+        stretch = _Stretch(self._chunks.throttle)
         crash_point("checkpoint.store.memory")
         images = [
             path
@@ -725,9 +747,10 @@ class Saver:
         with self._chunks.putting(still_wanted) as put:
             layer_index, snapshot = cut.upper.complete(put)
             shm_index, shm_snapshot = cut.shm.complete(put)
-        held_up = time.monotonic() - began if self._chunks.throttle.waited > waited else 0.0
         crash_point("checkpoint.store.layer")
         self._snapshot, self._shm = snapshot, shm_snapshot
+        layer_file, shm_file = self._store_index("layer", layer_index), self._store_index("shm", shm_index)
+        held_up = stretch.seconds if stretch.limited else 0.0
         spec = self._container.spec
         manifest = Manifest(
             worker=spec.id,
@@ -740,8 +763,8 @@ class Saver:
             ),
             packed=StoredFile(name="packed", size=sum(sizes), chunks=tuple(packed)),
             memory=memory.spaces,
-            layer=self._store_index("layer", layer_index),
-            shm=self._store_index("shm", shm_index),
+            layer=layer_file,
+            shm=shm_file,
             log=cut.log,
             volume_files=cut.volume_files,
             runtime=self._container.runtime,
@@ -820,7 +843,7 @@ class Saver:
             if failure.error is not None:
                 raise failure.error
             if free_space(home.path) < _FULL:  # CRIU's log, which would say so, may be on that disk too
-                raise layer.NoSpace(
+                raise NoSpace(
                     f"the disk for checkpoint images, {home.path}, is full",
                     "free space or give a larger disk",
                 )

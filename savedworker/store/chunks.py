@@ -438,7 +438,8 @@ class ChunkStore:
     def putting(self, still_wanted: Callable[[], None] = lambda: None) -> Iterator[Callable[[Data], str]]:
         """A ``put`` that returns the key at once and stores in parallel; when the block is left, all is durable.
 
-        For many small chunks, where each waits for the store. ``still_wanted`` is called before each is taken, and before it is stored, by any thread, and may raise. The first failure is raised at a later call or at the end of the
+        For many small chunks, where each waits for the store. ``still_wanted`` is called before each is taken, and before it is stored,
+        by any thread, and may raise. The first failure is raised at a later call or at the end of the
         block; when the block raises, what is under way is finished and the rest dropped.
         """
         memory = self.shares.waiting

@@ -35,6 +35,7 @@ from savedworker.checkpoint.memory import (
     warm,
 )
 from savedworker.checkpoint.memory.pagemap import PAGE, PAGES, WINDOW, read_pagemap
+from savedworker.checkpoint.memory.rebuild import _cost, _Shared
 from savedworker.model.errors import Corrupt, Fatal
 from savedworker.model.manifest import StoredMemory
 from savedworker.store.backend import open_store
@@ -407,6 +408,50 @@ def test_what_forked_processes_have_in_common_is_fetched_once(
 
     rebuilt(folder, stored, tmp_path / "back", get, pool, most=most)
     assert fetched.total() < 1.5 * len(fetched), "without that it were nearly four times as many"
+
+
+def test_what_is_asked_for_again_when_it_is_not_held_any_more_is_counted_once() -> None:
+    """The answer to the first one who asked comes after that to the second."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def get(key: str) -> bytes:
+        if key == "x" and not asked.is_set():
+            asked.set()
+            assert answered.wait(30)
+        return bytes(10)
+
+    shared = _Shared(get, _cost(bytes(10)))  # room for one
+    shared.often = frozenset("xab")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(shared, "x")
+        assert asked.wait(30)
+        for key in "abxb":
+            shared(key)
+        answered.set()
+        assert first.result() == bytes(10)
+    for key in "abxab":
+        assert shared(key) == bytes(10)
+    assert (len(shared._held), shared._size) == (1, _cost(bytes(10)))
+
+
+def test_groups_of_windows_that_alternate_are_fetched_once(
+    tmp_path: Path, chunks: ChunkStore, pool: Executor
+) -> None:
+    base = Base(tmp_path / "base")
+    even, odd = ({n * PAGES: noise(n, 4) for n in range(start, 8, 2)} for start in (0, 1))
+    first = write_dump(tmp_path / "1", {"pagemap-1.img": even})
+    capture(find_sources(first, {}), base, chunks, pool, keep=True)
+    folder = write_dump(tmp_path / "2", {"pagemap-1.img": even | odd})
+    stored = capture(find_sources(folder, {}), base, chunks, pool, keep=True).spaces
+    assert [len(group.windows) for group in stored[0].groups] == [4, 4]
+    fetched: Counter[str] = Counter()
+
+    def get(key: str) -> bytes:
+        fetched[key] += 1
+        return chunks.get(key)
+
+    rebuilt(folder, stored, tmp_path / "back", get, pool)
+    assert set(fetched.values()) == {1}
 
 
 def test_what_could_not_be_fetched_for_one_is_not_there_for_any(

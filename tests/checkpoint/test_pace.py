@@ -43,6 +43,19 @@ def test_a_mixed_one_is_predicted_when_it_comes_again(real: Pace, new: int, know
     assert pace.seconds(new, known) == pytest.approx(real.seconds(new, known), rel=0.05)
 
 
+def test_what_was_never_measured_is_no_reason_to_give_up() -> None:
+    """Neither kind is, before one checkpoint had enough of it."""
+    pace = Pace().learnt(Work(0, 0, 0.1, 0.1, 0.2))
+    assert pace.measured_seconds(GIB, GIB) == pytest.approx(0.2, abs=0.01)
+    pace = pace.learnt(Work(GIB, 0, 1.0, 10.0, 0.2))
+    assert (pace.stored, pace.compared) == (1, 0)
+    assert pace.measured_seconds(GIB, 64 * GIB) == pytest.approx(pace.seconds(GIB, 0))
+    pace = pace.learnt(Work(0, GIB, 1.0, None, 0.2))
+    assert (pace.stored, pace.compared, pace.measured) == (1, 0, 3), "what was sent was limited"
+    pace = pace.learnt(Work(0, GIB, 1.0, 0.5, 0.2))
+    assert pace.measured_seconds(GIB, GIB) == pace.seconds(GIB, GIB)
+
+
 def test_a_tiny_checkpoint_says_nothing_about_gibibytes() -> None:
     pace = Pace().learnt(Work(4096, 0, 0.1, 0.05, 0.2))
     assert pace.seconds(GIB, 0) == pytest.approx(Pace().seconds(GIB, 0), rel=0.1)

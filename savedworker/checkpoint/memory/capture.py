@@ -6,6 +6,7 @@ has of it for nothing.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -15,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from savedworker.checkpoint.layer.errors import NoSpace
 from savedworker.checkpoint.memory.base import Base, BaseDamaged, BaseGroup, Slot
 from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Space, Window
 from savedworker.checkpoint.memory.records import BITMAP, Mask, Words, as_bytes, blank, encode, mask_of
@@ -122,7 +124,8 @@ def capture(
     """Store the memory that is in ``sources``, with the threads of ``pool``.
 
     With ``keep`` new groups are added to ``base``, so that the next checkpoint is told against them. ``still_wanted`` is
-    called before every window, by any thread, with its size and whether the base knows it, and may raise to end it early. Raises what it, ``chunks``,
+    called before every window, by any thread, with its size and whether the base knows it, with a size of 0 before what is left of each kind is
+    stored, and may raise to end it early. Raises what it, ``chunks``,
     ``base`` and the sources raise.
     """
     rooms: LifoQueue[_Room] = LifoQueue()  # in the one that was used last most is in a cache
@@ -139,7 +142,8 @@ def capture(
             )
         parts = [[x.result() for x in futures] for futures in under_way]
     except OSError as error:
-        raise Fatal(
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (NoSpace if full else Fatal)(
             f"the disk of this instance fails beside the memory that is read: {error.strerror}",
             "free space there, or give a larger disk",
         ) from error
@@ -221,7 +225,10 @@ def _capture(
                     changes += piece
     finally:
         turn.leave()
-    part.groups += (*new.finish(), *again.finish())
+    still_wanted(0, False)
+    part.groups += new.finish()
+    still_wanted(0, True)
+    part.groups += again.finish()
     if changed:
         part.delta = MemoryGroup(key=chunks.put(changes), windows=tuple(changed))
     return part

@@ -32,7 +32,8 @@ class Keep:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, MemoryGroup, memoryview]] = deque()
         self._keys = Counter[str]()
-        """Of what waits, and how often: what several spaces have in common is in memory once."""
+        self._buffers: dict[str, memoryview] = {}
+        """Of what waits, how often it does, and its content: what several spaces have in common is in memory once."""
         self._held = 0
         self._beside = 0
         self._taken: set[tuple[str, int]] = set()
@@ -47,9 +48,10 @@ class Keep:
         """Here is the verified content of a group of ``space``. Returns at once. Any thread may call."""
         name = (space, group.windows[0])
         with self._changed:
-            size = 0 if self._keys[group.key] else len(data)
+            size = 0 if group.key in self._buffers else len(data)
             if self._closed or name in self._taken or self._held + size > self._most:
                 return
+            data = self._buffers.setdefault(group.key, data)
             self._taken.add(name)
             self._keys[group.key] += 1
             self._held += size
@@ -109,5 +111,5 @@ class Keep:
             with self._changed:
                 self._keys[group.key] -= 1
                 if not self._keys[group.key]:
-                    del self._keys[group.key]
+                    del self._keys[group.key], self._buffers[group.key]
                     self._held -= len(data)

@@ -56,12 +56,13 @@ class _Shared:
             data = self._get(key)
         except BaseException as error:
             with self._lock:
-                self._held.pop(key, None)
+                if self._held.get(key) is mine:
+                    del self._held[key]
             mine.set_exception(error)
             raise
         with self._lock:
             mine.set_result(data)
-            if key in self._held:
+            if self._held.get(key) is mine:  # else it was the oldest meanwhile
                 self._size += _cost(data)
             while self._size > self._most:
                 _, oldest = self._held.popitem(last=False)
@@ -126,10 +127,20 @@ def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept, at_once: int
         _Task(
             windows[0].number,
             frozenset(whole[x.number].key for x in windows) | ({delta.key} if delta else set()),
-            partial(_write, path, windows, whole, delta, get, partial(kept, space.name), room),
+            partial(
+                _write, path, _by_group(windows, whole), whole, delta, get, partial(kept, space.name), room
+            ),
         )
         for delta, windows in _tasks(space.windows, deltas, at_once)
     ]
+
+
+def _by_group(windows: Sequence[Window], whole: dict[int, MemoryGroup]) -> list[Window]:
+    """Those of one group one after the other, so that it is fetched once."""
+    groups: dict[int, list[Window]] = {}
+    for window in windows:
+        groups.setdefault(id(whole[window.number]), []).append(window)
+    return [window for group in groups.values() for window in group]
 
 
 def _by_window(groups: Sequence[MemoryGroup], name: str) -> dict[int, MemoryGroup]:
