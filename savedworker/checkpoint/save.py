@@ -377,8 +377,8 @@ class Saver:
                     log.warning("%s: the checkpoint is taken again, and CRIU writes the memory", error)
                     self._readable = False
                 except NoSpace as error:
-                    if published or not self._base.size:
-                        raise
+                    if published or not self._base.size or self.problems(hold):
+                        raise  # without a base there would not be enough, either
                     log.warning("%s: the checkpoint is taken again, without a base of the memory", error)
                     self._keeper.give_up()
         finally:
@@ -562,10 +562,10 @@ class Saver:
                 "take checkpoints more often (--checkpoint-interval auto), so that less is left to be stored",
             )
 
-    def problems(self) -> list[str]:
+    def problems(self, hold: bool = False) -> list[str]:
         """Why no checkpoint could be taken now, for want of room."""
         try:
-            self._keeper.check_space(self._written(hold=False))
+            self._keeper.check_space(self._written(hold))
         except Fatal as error:
             return [error.message]
         return []
