@@ -126,15 +126,15 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What became of one cut. ``seconds``: for its memory; ``waited``: for all else, if that was held up by a limit on what is sent."""
+    """What became of one cut. ``seconds``: for its memory; ``held_up``: for all else, if a limit on what is sent was in its way."""
 
     manifest: Manifest
     keys: frozenset[str]
     memory: Captured
     seconds: float
     limited: bool
-    """Whether the memory was held up by such a limit."""
-    waited: float
+    """Whether such a limit was in the way of the memory."""
+    held_up: float
 
 
 def tcp_option(container: Container) -> str:
@@ -487,7 +487,7 @@ class Saver:
             manifest, memory, store = stored.manifest, stored.memory, stored.seconds
             publish(manifest)
             seconds, frozen = time.monotonic() - started, thawed_at[0] - dump_started
-            rest = max(0.0, seconds - frozen - store - once - stored.waited)
+            rest = max(0.0, seconds - frozen - store - once - stored.held_up)
             self.pace = self.pace.learnt(
                 Work(memory.bytes_new, memory.bytes_known, frozen, None if stored.limited else store, rest)
             )

@@ -244,9 +244,8 @@ def _is_replaced(base: Base, slot: Slot, mask: Mask, room: _Room) -> bool:
         return False
     both = np.flatnonzero(mask & slot.mask)
     step = max(1, -(-len(both) // _SAMPLE))
-    rows = both[
-        slot.group.windows[0] % step :: step
-    ]  # others in each window: what changes may lie at regular places
+    # Others in each window: what changes may lie at regular places.
+    rows = both[slot.group.windows[0] % step :: step]
     before = room.before[: len(rows)]
     for row, known in zip(rows.tolist(), before, strict=True):
         base.read_page(slot, row, known)
