@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from savedworker.bench.rig import CHANGES, FILES, PROGRAM, SCATTER, Rig, forget, phases, warm
+from savedworker.bench.rig import CHANGES, FILES, PROGRAM, SCATTER, SHARED, Rig, forget, phases, warm
 from savedworker.checkpoint.cgroups import Cgroup
 from savedworker.checkpoint.processes import inner_pid
 from savedworker.controller.client import Client
@@ -136,6 +136,39 @@ def change(folder: Path, interpreter: str, gib: float, runs: int, store: str | N
         return samples
     finally:
         rig.close()
+
+
+def shared(folder: Path, interpreter: str, gib: float, runs: int, store: str | None = None) -> Samples:
+    """A worker whose memory is a file of ``/dev/shm``: a held save without a base; then on another one periodic saves without and with a base, a
+    held one with it, and its restore. Before all but the first of them 5% of the pages change, scattered.
+    """
+    samples: Samples = {}
+    for _ in range(runs):
+        rig = Rig(folder, interpreter, store)
+        try:
+            saver = rig.start(SHARED, str(gib))
+            _at_hand(gib)
+            _add(samples, first=rig.save(saver, 1, hold=True)[0].seconds)
+        finally:
+            rig.close()
+        rig = Rig(folder, interpreter, store)
+        try:
+            saver = rig.start(SHARED, str(gib))
+            _at_hand(gib)
+            _add(samples, frozen_first=rig.save(saver, 1)[0].frozen_seconds)
+            base = rig.container.home.path / "memory-base"
+            rig.change(1)
+            _at_hand(gib, base)
+            _add(samples, frozen_again=rig.save(saver, 2)[0].frozen_seconds)
+            rig.change(2)
+            _at_hand(gib, base)
+            saved, _, manifest = rig.save(saver, 3, hold=True)
+            _add(samples, notice=saved.seconds, uploaded=saved.bytes_uploaded / (gib * 2**30))
+            _at_hand(gib, rig.folder / "store")
+            _add(samples, restore=rig.restore(manifest)[0])
+        finally:
+            rig.close()
+    return samples
 
 
 def sealing(folder: Path, interpreter: str, gib: float, runs: int, store: str | None = None) -> Samples:

@@ -66,6 +66,25 @@ while True:
 """
 """The same; on SIGUSR1 it changes one word in each of 5% of its pages, scattered."""
 
+SHARED = """
+import sys, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # for the threads of numpy, too
+import numpy as np
+size = int(float(sys.argv[1]) * 2**30)
+array = np.memmap("/dev/shm/shared", dtype=np.uint64, mode="w+", shape=(size // 8,))
+chance = np.random.default_rng(1)
+step = 2 << 20
+for at in range(0, len(array), step):
+    array[at : at + step] = chance.integers(0, 2**64, len(array[at : at + step]), dtype=np.uint64)
+pages = size // 4096
+print("ready", flush=True)
+while True:
+    signal.sigwait({signal.SIGUSR1})
+    array[chance.choice(pages, pages // 20, replace=False) * 512] += np.uint64(1)
+    print("changed", flush=True)
+"""
+"""As SCATTER, with its memory in a file of /dev/shm."""
+
 CHANGES = """
 import os, random, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -18,7 +18,18 @@ from savedworker.bench.measures import Peer
 from savedworker.bench.summary import Figure, Results, figure
 from savedworker.model.spec import WorkerSpec
 
-PARTS = ("overhead", "freeze", "restore", "change", "reclaim", "notice", "sealing", "memory", "files")
+PARTS = (
+    "overhead",
+    "freeze",
+    "restore",
+    "change",
+    "reclaim",
+    "shared",
+    "notice",
+    "sealing",
+    "memory",
+    "files",
+)
 KINDS = ("scattered", "contiguous", "heap", "growth", "incompressible")
 
 
@@ -37,7 +48,7 @@ class Plan:
     peer: Callable[[Path], Peer] | None = None
     """Makes the peer that ``reclaim`` is measured beside. It runs /usr/bin/python3, and then ours does."""
     store: str | None = None
-    """Where freeze, restore, change, reclaim, sealing and files store; without it a directory on the disk."""
+    """Where freeze, restore, change, reclaim, shared, sealing and files store; without it a directory on the disk."""
     store_name: str = ""
     """What that is, for people; the kind of its URL unless given."""
     quick: bool = False
@@ -51,6 +62,7 @@ def measure(plan: Plan, say: Callable[[str], None], results: Results) -> None:
         "restore": lambda gib, folder: _restore(plan, folder, gib, f),
         "change": lambda gib, folder: _change(plan, folder, gib, f),
         "reclaim": lambda gib, folder: _reclaim(plan, folder, gib, f, say),
+        "shared": lambda gib, folder: _shared(plan, folder, gib, f),
         "notice": lambda gib, folder: _notice(plan, folder, gib, f),
         "sealing": lambda gib, folder: _sealing(plan, folder, gib, f),
         "memory": lambda gib, folder: _memory(plan, folder, gib, f),
@@ -187,6 +199,19 @@ def _reclaim(plan: Plan, folder: Path, gib: float, figures: list[Figure], say: C
                 than="runc restore",
             ),
         ]
+
+
+def _shared(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:
+    s = measures.shared(folder, plan.interpreter, gib, plan.runs, plan.store)
+    what, per_gib = f"{gib:g} GiB in /dev/shm", 1 / gib
+    figures += [
+        figure(f"notice to committed, {what}", s["notice"], "s"),
+        figure(f"the same without a base, {what}", s["first"], "s"),
+        figure(f"uploaded, {what}", s["uploaded"], "% of it", None, "", 100),
+        figure(f"freeze of a periodic checkpoint, {what}", s["frozen_again"], "s/GiB", None, "", per_gib),
+        figure(f"freeze of one without a base, {what}", s["frozen_first"], "s/GiB", None, "", per_gib),
+        figure(f"restore to running, {what}", s["restore"], "s"),
+    ]
 
 
 def _notice(plan: Plan, folder: Path, gib: float, figures: list[Figure]) -> None:

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from savedworker.checkpoint.container import Container
-from savedworker.checkpoint.memory import Base, Captured, Keep, inherit, warm
+from savedworker.checkpoint.memory import (
+    Base,
+    Captured,
+    Keep,
+    find_shm_sources,
+    inherit,
+    warm,
+    warm_shm,
+)
 from savedworker.checkpoint.priority import give_way
 from savedworker.model.errors import Corrupt, Fatal, SavedWorkerError
 from savedworker.model.manifest import StoredMemory
@@ -107,6 +115,8 @@ class BaseKeeper:
                     log.warning("%s: the memory that is told against it is stored anew", error)
                 self._inherited.pop()
             warm(self._container.pids(), self.base, self._chunks(), still_wanted)
+            shm = find_shm_sources(self._container.home.shm)
+            warm_shm(shm, self.base, self._chunks(), still_wanted)
 
     def _keep_warm(self) -> None:
         give_way()

@@ -12,10 +12,11 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from savedworker.checkpoint import affinity, criu_errors, hooks, images, layer
@@ -24,7 +25,7 @@ from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, same_files_here
 from savedworker.checkpoint.free_memory import rooms
 from savedworker.checkpoint.keys import chunk_keys, read_index
-from savedworker.checkpoint.memory import Keep, rebuild
+from savedworker.checkpoint.memory import Keep, Target, file_target, image_targets, rebuild
 from savedworker.checkpoint.memory.pagemap import PAGE
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
 from savedworker.checkpoint.network import reset_all
@@ -134,22 +135,24 @@ def restore(
         # What has no memory of its own is fetched beside what has: the store's answers are waited for once.
         fetching = Fetching(chunks)
 
-        def extract(index: layer.LayerIndex, target: Path) -> layer.Snapshot:
-            with fetching.part():
-                return layer.extract(index, fetching.get, target, threads=2)
+        # On a disk the images themselves are what there is room, and time, for.
+        memory = _Memory(fetching, keep if in_memory else None)
 
-        with ThreadPoolExecutor(2, thread_name_prefix="restore") as pool, fetching.part():
+        def extract(index: layer.LayerIndex, target: Path, fill: layer.Fill | None = None) -> layer.Snapshot:
+            with fetching.part():
+                return layer.extract(index, fetching.get, target, threads=2, fill=fill)
+
+        with memory, ThreadPoolExecutor(2, thread_name_prefix="restore") as pool, fetching.part():
             under_way = [
-                pool.submit(extract, index, target)
-                for index, target in ((upper, home.upper), (shm, home.shm))
+                pool.submit(extract, upper, home.upper),
+                pool.submit(extract, shm, home.shm, partial(_fill_shm, manifest, memory)),
             ]
-            # On a disk the images themselves are what there is room, and time, for.
-            _fetch_images(manifest, fetching, home.images, keep if in_memory else None)
-            if keep is not None:
-                keep.close()
+            _fetch_images(manifest, fetching, home.images, memory)
             crash_point("restore.images.after")
             snapshots.extend(extracted.result() for extracted in under_way)
             crash_point("restore.layer.after")
+        if keep is not None:
+            keep.close()
 
     home = container.home
     try:
@@ -225,7 +228,7 @@ def _keep_log(home: Home) -> Path:
 
 def _size(index: layer.LayerIndex) -> int:
     """Bytes of the data of its files."""
-    return sum(extent.length for entry in index.entries for extent in entry.data)
+    return sum(sum(x.length for x in entry.data) + sum(x for _, x in entry.runs) for entry in index.entries)
 
 
 def _place_images(container: Container, manifest: Manifest, shm: layer.LayerIndex, budget: int) -> bool:
@@ -234,11 +237,12 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     CRIU then gives back what it has read (``auto-dedup``), so that worker and images are there at once only for a part.
     """
     size = _image_size(manifest)
-    need = memory_need(size, len(manifest.memory), _size(shm), budget)
+    spaces = len(manifest.image_memory)
+    need = memory_need(size, spaces, _size(shm), budget)
     place = choose_place(need, rooms())
     if place.in_memory:
         # In whole pages; the small ones may be written anew.
-        slack = _SLACK + manifest.packed.size + (len(manifest.images) + len(manifest.memory)) * PAGE
+        slack = _SLACK + manifest.packed.size + (len(manifest.images) + spaces) * PAGE
         try:
             container.hold_images_in_memory(size + slack)
         except OSError as error:
@@ -253,15 +257,53 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     return place.in_memory
 
 
-def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep | None = None) -> None:
+class _Memory:
+    """Rebuilds spaces, all of them with the same threads. To be used as a context manager."""
+
+    def __init__(self, chunks: Fetching, keep: Keep | None) -> None:
+        self._chunks, self._keep = chunks, keep
+        self._pool = ThreadPoolExecutor(chunks.shares.threads, thread_name_prefix="restore")
+
+    def __enter__(self) -> _Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def rebuild(self, targets: Sequence[Target]) -> None:
+        """Write the pages of all of them, each verified. The first that fails ends the others. Raises as ``rebuild``."""
+        kept = (lambda *_: None) if self._keep is None else self._keep.offer
+        # Twice at most: of the images and of /dev/shm.
+        most = self._chunks.shares.waiting // 8
+        under_way = rebuild(targets, self._chunks.view, self._pool, most, kept)
+        for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
+            part.result()
+
+
+def _fill_shm(manifest: Manifest, memory: _Memory, files: list[tuple[layer.Entry, Path]]) -> None:
+    """Write the files of ``/dev/shm`` that are spaces."""
+    stored = {x.name: x for x in manifest.shm_memory}
+    if sorted(x.name for x in manifest.shm_memory) != sorted(entry.space or "" for entry, _ in files):
+        raise Corrupt(f"the memory of checkpoint {manifest.number} is not that of its files in /dev/shm")
+    targets = [file_target(stored[x.space], x.runs, path, x.size) for x, path in files if x.space]
+    try:
+        memory.rebuild(targets)
+    except OSError as error:
+        raise Fatal(
+            f"the checkpoint's /dev/shm cannot be written: {error.strerror or error}",
+            "give the instance more memory",
+        ) from error
+
+
+def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, memory: _Memory) -> None:
     """Write CRIU's images into ``folder``, in parallel, each part of them verified. The first part that fails ends the others."""
-    kept = (lambda *_: None) if keep is None else keep.offer
-    names = [file.name for file in manifest.images] + [space.pages for space in manifest.memory]
+    sizes = {file.name: file.size for file in manifest.images}
+    names = [file.name for file in manifest.packed_images] + [x.pages for x in manifest.image_memory]
     need = _image_size(manifest)
     if (
         len(set(names)) != len(names)
         or "files.img" not in names
-        or sum(file.size for file in manifest.images) != manifest.packed.size
+        or sum(file.size for file in manifest.packed_images) != manifest.packed.size
     ):
         raise Corrupt(f"the images of checkpoint {manifest.number} are not a set of CRIU's images")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -272,24 +314,17 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep
         )
     _unpack(manifest, chunks, folder)
     crash_point("restore.images.small")
-    with ThreadPoolExecutor(chunks.shares.threads, thread_name_prefix="restore") as pool:
-        under_way: list[Future[None]] = []
-        try:
-            under_way += rebuild(manifest.memory, folder, chunks.view, pool, kept, chunks.shares.waiting // 4)
-            for part in wait(under_way, return_when=FIRST_EXCEPTION).done:
-                part.result()
-        except BaseException as error:
-            pool.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, OSError):
-                raise Fatal(
-                    f"the checkpoint's images cannot be written to {folder}: {error.strerror or error}",
-                    "give the instance a larger disk",
-                ) from error
-            raise
+    try:
+        memory.rebuild(image_targets(manifest.image_memory, folder, sizes))
+    except OSError as error:
+        raise Fatal(
+            f"the checkpoint's images cannot be written to {folder}: {error.strerror or error}",
+            "give the instance a larger disk",
+        ) from error
 
 
 def _image_size(manifest: Manifest) -> int:
-    return manifest.packed.size + sum(space.size for space in manifest.memory)
+    return manifest.packed.size + sum(space.size for space in manifest.image_memory)
 
 
 def _unpack(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
@@ -297,7 +332,7 @@ def _unpack(manifest: Manifest, chunks: Fetching, folder: Path) -> None:
     wrong = f"the small images of checkpoint {manifest.number} do not have the {manifest.packed.size} bytes that they should"
     stream = chunks.get_many(manifest.packed.chunks)
     data = memoryview(b"")
-    for file in manifest.images:
+    for file in manifest.packed_images:
         left = file.size
         with (folder / file.name).open("xb") as out:
             while left:

@@ -30,6 +30,7 @@ from savedworker.checkpoint.keys import MAX_INDEX, chunk_keys
 from savedworker.checkpoint.layer import NoSpace
 from savedworker.checkpoint.memory import (
     BaseDamaged,
+    ByOffset,
     Captured,
     Chunks,
     InProcess,
@@ -38,7 +39,10 @@ from savedworker.checkpoint.memory import (
     Spill,
     Unreadable,
     capture,
+    find_shm_sources,
     find_sources,
+    shm_sources,
+    space_name,
 )
 from savedworker.checkpoint.network import reset_all
 from savedworker.checkpoint.pace import Pace, Work
@@ -109,6 +113,8 @@ class _Cut:
     frozen_at: datetime
     upper: layer.Pending
     shm: layer.Pending
+    shm_memory: list[ByOffset]
+    """What of ``/dev/shm`` is memory: read where it is, inside the freeze."""
     log: StreamPosition
     volume_files: tuple[OpenVolumeFile, ...]
     mapped: dict[str, str]
@@ -437,7 +443,7 @@ class Saver:
                 cuts.append(self._cut(precopy, shm, frozen_at, of_use))
                 crash_point("checkpoint.cut.after")
                 if not hold:
-                    memories.append(self._read_memory(folder, of_use))
+                    memories.append(self._read_memory(folder, cuts[0], of_use))
                     crash_point("checkpoint.cut.memory")
                     self._check_frozen(criu)
                     thawed_at.append(time.monotonic())
@@ -516,9 +522,12 @@ class Saver:
         return precopy, stretch.seconds if first or stretch.limited else 0.0
 
     def _written(self, hold: bool) -> int:
-        """Bytes of memory that CRIU will write to the disk, at most."""
+        """Bytes of memory that are to be written to the disk, at most: by CRIU, or by us if the worker is to run on."""
         cgroup = self._container.cgroup
-        return cgroup.shared_memory() if hold and self._can_read_live(hold) else cgroup.memory()
+        if not hold or not self._can_read_live(hold):
+            return cgroup.memory()
+        in_shm = sum(x.space.size for x in find_shm_sources(self._container.home.shm))
+        return max(0, cgroup.shared_memory() - in_shm)
 
     def _can_read_live(self, hold: bool) -> bool:
         """Whether the memory is better read from the frozen processes than written by CRIU.
@@ -626,12 +635,18 @@ class Saver:
         upper = layer.finish(home.upper, precopy, home.stage, dirty=mapped, check=still_wanted)
         try:
             shm = layer.finish(
-                home.shm, layer.PreCopy(shm_before), home.stage, trust_ctime=False, check=still_wanted
+                home.shm,
+                layer.PreCopy(shm_before),
+                home.stage,
+                trust_ctime=False,
+                check=still_wanted,
+                apart=space_name,
             )
             return _Cut(
                 frozen_at=frozen_at,
                 upper=upper,
                 shm=shm,
+                shm_memory=shm_sources(home.shm, shm.apart.values()),
                 log=self._drain(),
                 volume_files=self._volume_files(pids),
                 mapped=mapped_outside_layer(pids, self._container.lower, home.upper, self._digests),
@@ -692,10 +707,10 @@ class Saver:
                 sizes[self._base.find(source.space.name, window.number) is not None] += window.size
         return _Progress(sizes[False], sizes[True], deadline, still_wanted)
 
-    def _read_memory(self, folder: Path, still_wanted: Callable[[], None]) -> _Memory:
+    def _read_memory(self, folder: Path, cut: _Cut, still_wanted: Callable[[], None]) -> _Memory:
         """Inside the freeze: read what CRIU did not write, and keep what of it is new or has changed."""
         sources = find_sources(folder, self._processes())
-        live = [x for x in sources if isinstance(x, InProcess)]
+        live: list[Source] = [*(x for x in sources if isinstance(x, InProcess)), *cut.shm_memory]
         spills: list[Spill] = []
 
         def spill() -> Spill:
@@ -723,7 +738,7 @@ class Saver:
         before, stretch = self._chunks.bytes_uploaded, _Stretch(self._chunks.throttle)
         with _threads(self._chunks.shares.threads, background=read is not None) as pool:
             if read is None:
-                sources = find_sources(folder, self._processes())
+                sources = [*find_sources(folder, self._processes()), *cut.shm_memory]
                 in_time = partial(self._in_time, sources, deadline, still_wanted)
                 memory = self._capture(sources, lambda: self._chunks, pool, False, in_time)
             else:
@@ -742,7 +757,9 @@ class Saver:
             and not path.name.startswith("stats-")
         ]
         packed = self._chunks.put_many(_pieces(images, still_wanted))
-        sizes = [path.stat().st_size for path in images]
+        apart = [folder / x.name for x in memory.spaces if x.name == x.pages]
+        sizes = {path.name: path.stat().st_size for path in (*images, *apart)}
+        size_packed = sum(sizes[path.name] for path in images)
         crash_point("checkpoint.store.images")
         with self._chunks.putting(still_wanted) as put:
             layer_index, snapshot = cut.upper.complete(put)
@@ -758,10 +775,8 @@ class Saver:
             incarnation=int(number.split("-")[0]),
             cause=cause,
             frozen_at=cut.frozen_at,
-            images=tuple(
-                ImageFile(name=path.name, size=size) for path, size in zip(images, sizes, strict=True)
-            ),
-            packed=StoredFile(name="packed", size=sum(sizes), chunks=tuple(packed)),
+            images=tuple(ImageFile(name=name, size=size) for name, size in sizes.items()),
+            packed=StoredFile(name="packed", size=size_packed, chunks=tuple(packed)),
             memory=memory.spaces,
             layer=layer_file,
             shm=shm_file,
@@ -771,7 +786,7 @@ class Saver:
             fingerprint=instance_fingerprint(self._container.tools, spec.image).model_copy(
                 update={"mapped_files": cut.mapped}
             ),
-            bytes_image=sum(sizes) + sum(x.size for x in memory.spaces),
+            bytes_image=size_packed + sum(x.size for x in memory.spaces if x.pages is not None),
         )
         keys = chunk_keys(manifest, layer_index, shm_index)
         return _Stored(manifest, keys, memory, store_seconds, limited, held_up)

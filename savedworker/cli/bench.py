@@ -12,7 +12,18 @@ from savedworker.cli.exit_status import BadArgument
 from savedworker.cli.options import json_option, open_client, store_option
 from savedworker.cli.output import columns, print_json, show
 
-PARTS = ("overhead", "freeze", "restore", "change", "reclaim", "notice", "sealing", "memory", "files")
+PARTS = (
+    "overhead",
+    "freeze",
+    "restore",
+    "change",
+    "reclaim",
+    "shared",
+    "notice",
+    "sealing",
+    "memory",
+    "files",
+)
 """As savedworker.bench.suite has them, which is not imported for the help."""
 
 

@@ -73,7 +73,7 @@ class StoredFile(Frozen):
 
 
 class ImageFile(Frozen):
-    """One of CRIU's small images: ``size`` bytes of the manifest's ``packed``, which has them one after the other."""
+    """One of CRIU's images, of ``size`` bytes: the manifest's ``packed`` has them one after the other, but for those that are spaces themselves."""
 
     name: str
     size: Bytes
@@ -100,19 +100,24 @@ class MemoryGroup(Frozen):
 class StoredMemory(Frozen):
     """One space: what the pagemap ``name`` describes, ``size`` bytes of the image ``pages``.
 
+    Or a file that is cut by offset, with ``size`` bytes of pages that have data: an image (``pages`` is its name as well), or one of /dev/shm (without ``pages``), whose
+    index has its name.
+
     Each window is in one of ``groups``; what it has in ``deltas`` is its difference (XOR) from that.
     """
 
     name: str
-    pages: str
+    pages: str | None
     size: Bytes
+    skip: int = Field(default=0, ge=0, lt=4096)
+    """Of a file: it begins so many bytes after the beginning of its first window."""
     groups: tuple[MemoryGroup, ...]
     deltas: tuple[MemoryGroup, ...] = ()
 
     @field_validator("name", "pages")
     @classmethod
-    def _plain_names(cls, value: str) -> str:
-        return _check_name(value)
+    def _plain_names(cls, value: str | None) -> str | None:
+        return None if value is None else _check_name(value)
 
 
 class StreamPosition(Frozen):
@@ -154,9 +159,9 @@ class Manifest(Document):
     cause: Cause
     frozen_at: Instant
     images: tuple[ImageFile, ...]
-    """All of CRIU's images but those whose pages are in ``memory``."""
+    """All of CRIU's images but the pages files, which ``memory`` names."""
     packed: StoredFile
-    """Their contents, one after the other."""
+    """The contents of ``packed_images``, one after the other."""
     memory: tuple[StoredMemory, ...] = ()
     layer: StoredFile
     """The writable layer's index document."""
@@ -167,6 +172,22 @@ class Manifest(Document):
     runtime: Runtime
     fingerprint: Fingerprint
     bytes_image: Bytes
+
+    @property
+    def packed_images(self) -> tuple[ImageFile, ...]:
+        """The images that are in ``packed``."""
+        apart = {x.name for x in self.memory if x.name == x.pages}
+        return tuple(x for x in self.images if x.name not in apart)
+
+    @property
+    def image_memory(self) -> tuple[StoredMemory, ...]:
+        """What of ``memory`` is in CRIU's images."""
+        return tuple(x for x in self.memory if x.pages is not None)
+
+    @property
+    def shm_memory(self) -> tuple[StoredMemory, ...]:
+        """What of ``memory`` is in files of /dev/shm."""
+        return tuple(x for x in self.memory if x.pages is None)
 
     def chunk_keys(self) -> Iterator[str]:
         """The chunks that it names itself; ``layer`` and ``shm`` are documents that name more. Some come twice."""

@@ -89,7 +89,7 @@ def arguments() -> argparse.Namespace:
         "--store",
         choices=("file", *KINDS_OF_S3),
         default="file",
-        help="where freeze, restore, change, reclaim, sealing and files store: a directory, or a moto S3 in a network namespace, also with "
+        help="where freeze, restore, change, reclaim, shared, sealing and files store: a directory, or a moto S3 in a network namespace, also with "
         "late requests or with a limited link (tc tbf)",
     )
     parser.add_argument("--delay-ms", type=float, help="of s3-delayed. Default: 30")

@@ -13,7 +13,16 @@ import pytest
 
 from savedworker.checkpoint import base_keeper
 from savedworker.checkpoint import restore as restoring
-from savedworker.checkpoint.memory import Base, Captured, Keep, capture, find_sources, inherit, rebuild
+from savedworker.checkpoint.memory import (
+    Base,
+    Captured,
+    Keep,
+    capture,
+    find_sources,
+    image_targets,
+    inherit,
+    rebuild,
+)
 from savedworker.checkpoint.memory.pagemap import PAGES
 from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
@@ -49,8 +58,11 @@ class Moved:
         (space,) = self.stored.spaces
         (back / space.name).write_bytes((self.dump / space.name).read_bytes())
         with ThreadPoolExecutor(4) as pool:
-            for part in rebuild([space], back, self.chunks.view, pool, keep.offer):
+            for part in rebuild(
+                image_targets([space], back, {}), self.chunks.view, pool, 64 << 20, keep.offer
+            ):
                 part.result()
+        assert space.pages is not None
         assert (back / space.pages).read_bytes() == (self.dump / space.pages).read_bytes()
 
     def fetched_again(self) -> int:

@@ -34,6 +34,12 @@ def a_file(path: str = "file", **changes: Any) -> dict[str, Any]:
     return {"path": path, "kind": "file", **META, "size": 5, "data": [[0, 5, KEY]], **changes}
 
 
+def a_shared(path: str = "shared", **changes: Any) -> dict[str, Any]:
+    return {
+        "path": path, "kind": "file", **META, "size": 5, "space": "shm-1", "runs": [[0, 5]], **changes
+    }  # fmt: skip
+
+
 def a_dir(path: str, **changes: Any) -> dict[str, Any]:
     return {"path": path, "kind": "dir", **META, **changes}
 
@@ -43,7 +49,7 @@ def a_link(path: str, target: str) -> dict[str, Any]:
 
 
 def document(*entries: Any, **changes: Any) -> bytes:
-    body = {"format": "savedworker-layer", "version": 2, "entries": [ROOT_ENTRY, *entries], **changes}
+    body = {"format": "savedworker-layer", "version": 3, "entries": [ROOT_ENTRY, *entries], **changes}
     return json.dumps(body).encode()
 
 
@@ -128,6 +134,30 @@ HOSTILE: dict[str, bytes] = {
     "shared and whole": document(a_file(size=55, data=[[0, 5, KEY, 0, 50], [5, 50, KEY]])),
     "two shared chunks": document(a_file(size=9, data=[[0, 4, KEY, 0, 50], [4, 4, KEY[::-1], 0, 50]])),
     "extents in an object": document(a_file(data={"0": KEY})),
+    "data in two places": document(a_shared(data=[[0, 5, KEY]])),
+    "a space without runs": document({k: v for k, v in a_shared().items() if k != "runs"}),
+    "runs without a space": document({k: v for k, v in a_shared().items() if k != "space"}),
+    "data nowhere": document({k: v for k, v in a_file().items() if k != "data"}),
+    "a space is a path": document(a_shared(space="../x")),
+    "a space with a newline": document(a_shared(space="s\n")),
+    "a space without a name": document(a_shared(space="")),
+    "a space is null": document(a_shared(space=None)),
+    "a space is a number": document(a_shared(space=7)),
+    "a space of two files": document(a_shared(), a_shared("other")),
+    "a space of a long path": document(
+        *(a_dir("/".join(["d" * 200] * n)) for n in range(1, 6)),
+        a_shared("/".join(["d" * 200] * 5) + "/" + "x" * 20),
+    ),
+    "runs are a number": document(a_shared(runs=5)),
+    "three in a run": document(a_shared(runs=[[0, 5, 5]])),
+    "a run is a number": document(a_shared(runs=[5])),
+    "a run of text": document(a_shared(runs=[[0, "5"]])),
+    "a run is true": document(a_shared(runs=[[0, True]])),
+    "a run beyond the end": document(a_shared(runs=[[0, 6]])),
+    "a run before the beginning": document(a_shared(runs=[[-1, 5]])),
+    "an empty run": document(a_shared(runs=[[0, 0]])),
+    "runs overlap": document(a_shared(size=9, runs=[[0, 5], [4, 5]])),
+    "runs backwards": document(a_shared(size=20, runs=[[10, 5], [0, 5]])),
     "disk": document({"path": "x", "kind": "device", **META, "major": 8, "minor": 0}),
     "mem": document({"path": "x", "kind": "device", **META, "major": 1, "minor": 1}),
     "device 0:0": document({"path": "x", "kind": "device", **META, "major": 0, "minor": 0}),
@@ -178,12 +208,26 @@ def test_a_hostile_index_is_refused(name: str) -> None:
         LayerIndex.parse(HOSTILE[name])
 
 
-@pytest.mark.parametrize("version", [3, 0, "1", 1.0, True, None])
+@pytest.mark.parametrize("version", [4, 0, "1", 1.0, True, None])
 def test_an_unknown_format_version_is_refused_by_name(version: Any) -> None:
     with pytest.raises(Refused, match="version") as caught:
         LayerIndex.parse(document(version=version))
     assert repr(version) in str(caught.value)
     assert "version of Saved Worker" in caught.value.fix
+
+
+def test_data_that_is_elsewhere_is_refused_where_nobody_brings_it(target: Path) -> None:
+    """As in the writable layer."""
+    index = LayerIndex.parse(document(a_shared()))
+    with pytest.raises(Refused, match="'shared' is not in the layer"):
+        extract(index, fetch, target)
+    assert os.listdir(target) == []
+
+    def fill(files: list[tuple[Entry, Path]]) -> None:
+        files[0][1].write_bytes(DATA + b"whole pages")
+
+    extract(index, fetch, target, fill=fill)
+    assert (target / "shared").read_bytes() == DATA
 
 
 def test_an_index_that_was_not_parsed_is_checked_all_the_same(target: Path) -> None:

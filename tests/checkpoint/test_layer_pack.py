@@ -266,11 +266,12 @@ def test_a_file_with_holes_has_all_of_its_data_in_one_chunk(tree: Tree) -> None:
     tree.back()
 
 
-def test_an_index_of_the_version_before_is_read(tree: Tree) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_index_of_a_version_before_is_read(tree: Tree, version: int) -> None:
     tree.write("a", "b", "c")
     tree.capture()
     document = json.loads(tree.index.to_bytes())
-    document["version"] = 1
+    document["version"] = version
     for entry in document["entries"]:
         if entry.get("data"):
             data = (tree.root / entry["path"]).read_bytes()

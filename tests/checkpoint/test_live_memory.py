@@ -135,7 +135,7 @@ def test_what_is_read_outside_is_what_criu_writes_in_the_same_freeze(
 ) -> None:
     compared = 0
 
-    def compare(saver: saving.Saver, folder: Path, still_wanted: Callable[[], None]) -> Any:
+    def compare(saver: saving.Saver, folder: Path, cut: saving._Cut, still_wanted: Callable[[], None]) -> Any:
         nonlocal compared
         for source in find_sources(folder, {}):
             assert isinstance(source, InFile)
@@ -149,7 +149,7 @@ def test_what_is_read_outside_is_what_criu_writes_in_the_same_freeze(
                 outside.read(window, read)
                 assert (written[mask] == read[mask]).all(), f"{source.space.name} window {window.number:#x}"
                 compared += window.size
-        return original(saver, folder, still_wanted)
+        return original(saver, folder, cut, still_wanted)
 
     original = saving.Saver._read_memory
     monkeypatch.setattr(saving.Saver, "_read_memory", compare)

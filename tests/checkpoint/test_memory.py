@@ -29,6 +29,7 @@ from savedworker.checkpoint.memory import (
     Spill,
     capture,
     find_sources,
+    image_targets,
     inherit,
     own_pages,
     rebuild,
@@ -87,9 +88,10 @@ def rebuilt(
     target.mkdir()
     for space in spaces:
         (target / space.name).write_bytes((original / space.name).read_bytes())
-    for part in rebuild(spaces, target, get, pool, most=most):
+    for part in rebuild(image_targets(spaces, target, {}), get, pool, most):
         part.result()
     for space in spaces:
+        assert space.pages is not None
         assert (target / space.pages).read_bytes() == (original / space.pages).read_bytes()
 
 
@@ -468,7 +470,7 @@ def test_what_could_not_be_fetched_for_one_is_not_there_for_any(
     back.mkdir()
     for space in stored:
         (back / space.name).write_bytes((folder / space.name).read_bytes())
-    parts = rebuild(stored, back, get, pool)
+    parts = rebuild(image_targets(stored, back, {}), get, pool, 64 << 20)
     assert len(parts) == 8
     for part in parts:
         with pytest.raises(Corrupt, match="is missing"):

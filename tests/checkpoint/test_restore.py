@@ -12,7 +12,6 @@ from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint import save as saving
 from savedworker.checkpoint.base_keeper import BaseKeeper
 from savedworker.checkpoint.fetching import Fetching
-from savedworker.checkpoint.memory import Keep
 from savedworker.checkpoint.open_files_image import OpenRegularFile, forget_sizes
 from savedworker.model.errors import Corrupt, Fatal, Refused, Temporary
 from savedworker.model.manifest import Manifest
@@ -170,8 +169,8 @@ def test_a_restore_that_makes_no_end_is_stopped_and_its_log_is_bounded(
     bench.save()
     real = restoring._fetch_images
 
-    def truncated(manifest: Manifest, chunks: Fetching, folder: Path, keep: Keep | None) -> None:
-        real(manifest, chunks, folder, keep)
+    def truncated(manifest: Manifest, chunks: Fetching, folder: Path, memory: restoring._Memory) -> None:
+        real(manifest, chunks, folder, memory)
         pages = max(folder.glob("pages-*.img"), key=lambda path: path.stat().st_size)
         os.truncate(pages, 1 << 20)
 

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_measures_until_committed_and_running_and_leaves_nothing(folder: Path) -> None:
-    document = json.loads(bench(folder, ("freeze", "reclaim", "sealing"), "--json"))
+    document = json.loads(bench(folder, ("freeze", "reclaim", "shared", "sealing"), "--json"))
     figures = {x["what"]: x for x in document["figures"]}
     for what in (
         "notice to committed, 0.05 GiB, scattered",

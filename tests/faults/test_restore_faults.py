@@ -35,9 +35,11 @@ for n in range(4):
         file.write(random.Random(n).randbytes(20_000 << n))
 with open("/dev/shm/shared", "wb") as file:
     file.write(random.Random(8).randbytes(1 << 20))
+with open("/dev/shm/large", "wb") as file:
+    file.write(random.Random(9).randbytes(9 << 20))
 def digest():
     whole = hashlib.sha256(memory)
-    for name in ["/dev/shm/shared", *(f"/srv/many/{n}" for n in range(4))]:
+    for name in ["/dev/shm/shared", "/dev/shm/large", *(f"/srv/many/{n}" for n in range(4))]:
         with open(name, "rb") as file:
             whole.update(file.read())
     return whole.hexdigest()
@@ -47,6 +49,9 @@ sys.stdin.close()
 while not os.path.exists("/srv/change"):
     time.sleep(0.02)
 memory[5 << 20] ^= 255
+with open("/dev/shm/large", "r+b") as file:
+    file.seek(5 << 20)
+    file.write(b"changed")
 first = digest()
 while True:
     print("right" if digest() == first else "wrong", flush=True)
@@ -66,7 +71,8 @@ class Saved:
     def stages(self) -> dict[str, str]:
         """The path of a chunk that a restore reads in each of its stages."""
         manifest, chunks = self.manifest, self.bench.chunks
-        memory = max(manifest.memory, key=lambda x: x.size)
+        memory = max(manifest.image_memory, key=lambda x: x.size)
+        (large,) = manifest.shm_memory
         keys = {
             "the index of the layer": manifest.layer.chunks[0],
             "the index of /dev/shm": manifest.shm.chunks[0],
@@ -75,6 +81,8 @@ class Saved:
             "what changed of the memory": memory.deltas[0].key,
             "a file of the layer": next(iter(read_index(manifest.layer, chunks).chunk_keys())),
             "a file of /dev/shm": next(iter(read_index(manifest.shm, chunks).chunk_keys())),
+            "the base of a large one": large.groups[1].key,
+            "what changed of it": large.deltas[0].key,
         }
         return {stage: f"/chunks/{key}" for stage, key in keys.items()}
 
@@ -150,6 +158,8 @@ STAGES = (
     "what changed of the memory",
     "a file of the layer",
     "a file of /dev/shm",
+    "the base of a large one",
+    "what changed of it",
 )
 
 

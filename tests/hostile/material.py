@@ -107,6 +107,7 @@ MANIFEST = Manifest(
             groups=(MemoryGroup(key=KEY, windows=(7,)),),
             deltas=(MemoryGroup(key=KEY, windows=(7,)),),
         ),
+        StoredMemory(name="shm-1", pages=None, size=4096, groups=(MemoryGroup(key=KEY, windows=(0,)),)),
     ),
     layer=StoredFile(name="layer", size=4, chunks=(KEY,)),
     shm=StoredFile(name="shm", size=4, chunks=(KEY,)),

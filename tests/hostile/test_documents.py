@@ -147,7 +147,8 @@ def test_a_manifest_is_refused_or_names_only_plain_files_and_this_workers_contai
     if manifest is None:
         return
     names = [x.name for x in (*manifest.images, manifest.packed, manifest.layer, manifest.shm)]
-    for name in (*names, *(x.name for x in manifest.memory), *(x.pages for x in manifest.memory)):
+    names += [name for x in manifest.memory for name in (x.name, x.pages) if name is not None]
+    for name in names:
         assert "/" not in name
         assert "\0" not in name
         assert name not in (".", "..")

@@ -21,11 +21,19 @@ from savedworker.checkpoint.container import Home
 from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, same_files_here
 from savedworker.checkpoint.keys import read_index
+from savedworker.checkpoint.layer import Entry
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
 from savedworker.checkpoint.mountinfo import mounts_below
 from savedworker.model.errors import BadSpec, Corrupt, Fatal, SavedWorkerError
 from savedworker.model.fingerprint import Fingerprint
-from savedworker.model.manifest import ImageFile, OpenVolumeFile, StoredFile
+from savedworker.model.manifest import (
+    ImageFile,
+    Manifest,
+    MemoryGroup,
+    OpenVolumeFile,
+    StoredFile,
+    StoredMemory,
+)
 from savedworker.model.spec import Volume
 from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
@@ -146,6 +154,12 @@ def test_an_index_that_says_one_chunk_a_million_times_takes_no_memory(chunks: Ch
         read_index(StoredFile(name="layer", size=1 << 50, chunks=(key,)), chunks)
 
 
+def fetch_images(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
+    fetching = Fetching(chunks)
+    with restoring._Memory(fetching, None) as memory:
+        restoring._fetch_images(manifest, fetching, folder, memory)
+
+
 def test_an_image_that_says_one_chunk_a_million_times_does_not_fill_the_disk(
     chunks: ChunkStore, tmp_path: Path
 ) -> None:
@@ -159,7 +173,7 @@ def test_an_image_that_says_one_chunk_a_million_times_does_not_fill_the_disk(
     )
     started = time.monotonic()
     with pytest.raises(Corrupt, match="do not have the"):
-        restoring._fetch_images(manifest, Fetching(chunks), tmp_path / "images")
+        fetch_images(manifest, chunks, tmp_path / "images")
     assert time.monotonic() - started < 30
     assert sum(x.stat().st_size for x in (tmp_path / "images").iterdir()) <= 1 << 20
 
@@ -187,7 +201,46 @@ def test_images_that_cannot_be_a_checkpoint_are_refused(
 ) -> None:
     manifest = MANIFEST.model_copy(update={"memory": (), **update})
     with pytest.raises((Corrupt, Fatal)):
-        restoring._fetch_images(manifest, Fetching(chunks), tmp_path / "images")
+        fetch_images(manifest, chunks, tmp_path / "images")
+
+
+GROUP = MemoryGroup(key=KEY, windows=(0,))
+OF_SHM = StoredMemory(name="shm-1", pages=None, size=4096, groups=(GROUP,))
+
+
+@pytest.mark.parametrize(("memory", "runs"), [
+    ((), [(0, 1)]),
+    ((OF_SHM,), None),
+    ((OF_SHM, OF_SHM.model_copy(update={"name": "shm-2"})), [(0, 1)]),
+    ((OF_SHM, OF_SHM), [(0, 1)]),
+    ((OF_SHM.model_copy(update={"name": "shm-2"}),), [(0, 1)]),
+    ((OF_SHM.model_copy(update={"pages": "pages-1.img"}),), [(0, 1)]),
+    ((OF_SHM,), [(0, 5000)]),
+    ((OF_SHM,), []),
+    ((OF_SHM,), [(4 << 20, 4096)]),
+    ((OF_SHM.model_copy(update={"size": 1 << 60}),), [(0, 1 << 60)]),
+    ((OF_SHM,), [(0, 1)]),
+], ids=["no memory", "no file", "more memory", "memory twice", "other memory", "an image", "more pages", "fewer pages", "another window",
+        "endless", "a chunk that is not there"])  # fmt: skip
+def test_shared_memory_that_cannot_be_a_checkpoint_is_refused(
+    chunks: ChunkStore,
+    tmp_path: Path,
+    memory: tuple[StoredMemory, ...],
+    runs: list[tuple[int, int]] | None,
+) -> None:
+    manifest = MANIFEST.model_copy(update={"memory": (SPACE, *memory)})
+    files = []
+    if runs is not None:
+        (tmp_path / "file").touch()
+        entry = Entry("file", "file", size=1 << 60, space="shm-1", runs=tuple(runs))
+        files = [(entry, tmp_path / "file")]
+    started = time.monotonic()
+    with (
+        restoring._Memory(Fetching(chunks), None) as rebuilding,
+        pytest.raises(Corrupt),
+    ):
+        restoring._fill_shm(manifest, rebuilding, files)
+    assert time.monotonic() - started < 30
 
 
 def test_no_file_that_a_fingerprint_names_is_waited_for_or_read_without_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -11,7 +12,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from savedworker.checkpoint.layer.content import Stage, Staged, Unreadable, chunks, open_regular
+from savedworker.checkpoint.layer.content import (
+    Stage,
+    Staged,
+    Unreadable,
+    chunks,
+    extents,
+    open_regular,
+    pieces,
+)
 from savedworker.checkpoint.layer.errors import OUTSIDER, ChangedWhileFrozen, os_errors, translated
 from savedworker.checkpoint.layer.index import KEPT_DEVICES, ROOT, Entry, LayerIndex
 from savedworker.checkpoint.layer.index import check as check_index
@@ -26,6 +35,8 @@ STAGES = "layer-*"
 _NAMES = 1024
 """Names between two looks whether the capture is still wanted."""
 
+Apart = Callable[[str, os.stat_result], str | None]
+"""The name under which the data of the file at a path is stored elsewhere; None for a file that is to be stored here."""
 Sink = Callable[[bytes], str]
 """Stores one chunk of 1 to ``CHUNK_SIZE`` bytes and returns its key. What it raises ends the capture unchanged."""
 
@@ -103,13 +114,15 @@ def finish(
     dirty: Collection[FileId] = frozenset(),
     trust_ctime: bool = True,
     check: Callable[[], None] | None = None,
+    apart: Apart | None = None,
 ) -> Pending:
     """Fix the tree below ``root`` as it is now, inside the freeze: one lstat for each name, one copy for each changed file.
 
     ``dirty`` are the files mapped shared and writable now. ``trust_ctime=False`` copies every file (tmpfs: writes through a
     mapping never touch the time stamps); what ``precopy`` knows then only spares storing equal content again. ``stage_dir`` must
     exist; a directory of our own below it holds the copies until ``Pending.complete`` or ``Pending.discard``. On a file system with
-    reflinks a copy costs no data. ``check`` is called before each copy (and within large ones), and now and then between names, and ends the capture by
+    reflinks a copy costs no data. What is ``apart`` is not copied: its data is for the caller to read, from ``Pending.apart``.
+    ``check`` is called before each copy (and within large ones), and now and then between names, and ends the capture by
     raising, for a deadline.
 
     Raises NoSpace when the stage is full, ChangedWhileFrozen when the tree is not frozen after all, Refused as ``precopy``,
@@ -128,6 +141,7 @@ def finish(
             top.xattrs = read_xattrs(cursor.root, ".")
             pending.records.append(Record(ROOT, os.fstat(cursor.root), top))
             records, staged, fresh = pending.records, pending.staged, pending.fresh
+            elsewhere = pending.apart
             for path, directory, name, status in walk(cursor, tolerant=False):
                 if check is not None and len(records) % _NAMES == 0:
                     check()
@@ -144,8 +158,12 @@ def finish(
                     try:
                         _read_attributes(state, directory, name)
                         if stat.S_ISREG(status.st_mode) and status.st_size > 0:
-                            with open_regular(directory, name, identity) as file:
-                                staged[identity] = stage.copy(file, status, path)
+                            space = apart(path, status) if apart is not None else None
+                            if space is not None:
+                                elsewhere[identity] = _held(path, directory, name, status, space)
+                            else:
+                                with open_regular(directory, name, identity) as file:
+                                    staged[identity] = stage.copy(file, status, path)
                     except Unreadable as error:
                         raise _broken(error.cause, path) from error
                 records.append(Record(path, status, state))
@@ -155,6 +173,40 @@ def finish(
         if isinstance(error, OSError):  # from the walk itself
             raise _broken(error, root) from error
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A file whose data is stored elsewhere, as ``space``: where it is in the tree, and what of it is not a hole (as in ``Entry``)."""
+
+    path: str
+    status: os.stat_result
+    space: str
+    runs: tuple[tuple[int, int], ...]
+
+
+def _held(path: str, directory: int, name: str, status: os.stat_result, space: str) -> Held:
+    """Raises Unreadable."""
+    with open_regular(directory, name, (status.st_dev, status.st_ino)) as file:
+        try:
+            return Held(path, status, space, tuple(pieces(extents(file, status))))
+        except OSError as error:
+            raise Unreadable(error) from error
+
+
+def held_apart(root: Path, apart: Apart) -> list[Held]:
+    """The files below ``root`` that are ``apart``, while its worker may be changing them: what vanishes meanwhile is left out. Raises Fatal, Refused."""
+    found: dict[FileId, Held] = {}
+    with os_errors("read", root):
+        cursor = DirectoryCursor(root)
+    with cursor:
+        for path, directory, name, status in walk(cursor, tolerant=True):
+            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in found:
+                space = apart(path, status)
+                if space is not None:
+                    with contextlib.suppress(Unreadable):
+                        found[status.st_dev, status.st_ino] = _held(path, directory, name, status, space)
+    return list(found.values())
 
 
 @dataclass(slots=True)
@@ -174,6 +226,8 @@ class Pending:
     before: Snapshot
     records: list[Record] = field(default_factory=list)
     staged: dict[FileId, Staged] = field(default_factory=dict)
+    apart: dict[FileId, Held] = field(default_factory=dict)
+    """Files whose data is stored elsewhere."""
     fresh: dict[FileId, FileState] = field(default_factory=dict)
     """States made in the freeze; ``complete`` fills in the keys of those that are staged."""
 
@@ -222,6 +276,9 @@ class Pending:
             )
             if kind == "file":
                 entry.size, entry.data = status.st_size, state.data
+                held = self.apart.get(identity)
+                if held is not None:
+                    entry.space, entry.runs = held.space, held.runs
             elif kind == "symlink":
                 entry.target = state.target
             elif kind == "device":

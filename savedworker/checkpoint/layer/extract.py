@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from savedworker.checkpoint.layer.content import OpenFile
@@ -19,6 +20,8 @@ from savedworker.checkpoint.layer.signature import FileId, FileState, Snapshot, 
 from savedworker.checkpoint.layer.tree import DirectoryCursor, by_descriptor
 from savedworker.model.errors import Corrupt, Refused
 
+Fill = Callable[[list[tuple[Entry, Path]]], None]
+"""Writes the data of files that is stored elsewhere, into what are nothing but holes. What it raises ends the extraction unchanged."""
 Fetch = Callable[[str], bytes]
 """Returns the bytes behind a key, verified. What it raises ends the extraction unchanged."""
 
@@ -33,11 +36,14 @@ _LEAST = CHUNK_SIZE // 16
 """Bytes for which any chunk counts among those that are asked for ahead."""
 
 
-def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> Snapshot:
+def extract(
+    index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1, fill: Fill | None = None
+) -> Snapshot:
     """Build the tree of ``index`` in ``target``, an existing empty directory that nobody else uses meanwhile.
 
     Restores owners, modes, attributes, times (directories last), holes, hard links, fifos, whiteouts and opaque marks; atime
     is set to mtime. With ``threads`` above 1, ``fetch`` is called from that many threads, a little ahead of what is being written.
+    ``fill`` is called once with the files whose data is stored elsewhere; without it they are refused.
     Needs root. Returns the snapshot for the first ``precopy`` on this instance, so that it need not read everything again.
 
     Raises Refused for an index that ``check`` refuses and for a target that is not empty, Corrupt when a chunk has not the
@@ -52,6 +58,12 @@ def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> 
             if os.listdir(cursor.root):
                 raise Refused(f"{str(target)!r} is not empty", "extract into a new directory")
             _forget_acls(cursor.root)
+        elsewhere = [entry for entry in index.entries if entry.space is not None]
+        if elsewhere and fill is None:
+            raise Refused(
+                f"the data of {elsewhere[0].path!r:.300} is not in the layer",
+                "the checkpoint is damaged or foreign; use an earlier one",
+            )
         packs: dict[str, list[Entry]] = {}
         alone: list[tuple[str, int]] = []
         for entry in index.entries:
@@ -62,9 +74,14 @@ def extract(index: LayerIndex, fetch: Fetch, target: Path, threads: int = 1) -> 
         shared = [(key, files[0].data[0].of) for key, files in packs.items()]
         data = _fetched(alone + shared, fetch, threads)
         try:
-            return _build(index, packs, data, cursor, sources)
+            return _build(index, packs, data, cursor, sources, partial(_fill, fill, elsewhere, target))
         finally:
             data.close()
+
+
+def _fill(fill: Fill | None, elsewhere: list[Entry], target: Path) -> None:
+    if fill is not None:
+        fill([(entry, target / entry.path) for entry in elsewhere])
 
 
 def _forget_acls(root: int) -> None:
@@ -83,10 +100,12 @@ def _build(
     data: Iterator[bytes],
     cursor: DirectoryCursor,
     sources: DirectoryCursor,
+    fill: Callable[[], None],
 ) -> Snapshot:
-    """Directories and what has chunks for itself, then pack by pack, as ``data`` comes; then the other names of files."""
+    """Directories and what has chunks for itself, then pack by pack, as ``data`` comes; then what ``fill`` does, and the other names of files."""
     states: dict[FileId, FileState] = {}
     links: list[Entry] = []
+    elsewhere: list[Entry] = []
 
     def parent_of(path: str) -> tuple[int, str]:
         parent, _, name = path.rpartition("/")
@@ -105,6 +124,9 @@ def _build(
             continue
         if entry.link is not None:
             links.append(entry)
+        elif entry.space is not None:
+            _write_file(entry, *parent_of(entry.path), ())
+            elsewhere.append(entry)
         elif entry.kind == "file":
             if not (entry.data and entry.data[0].packed):
                 write(entry, (memoryview(next(data)) for _ in entry.data))
@@ -119,6 +141,10 @@ def _build(
         pack = memoryview(next(data))
         for entry in files:
             write(entry, [pack[x.at : x.at + x.length] for x in entry.data])
+    fill()
+    for entry in elsewhere:
+        status = _finish_file(entry, *parent_of(entry.path))
+        states[status.st_dev, status.st_ino] = _state(entry, status)
     for entry in links:
         assert entry.link is not None
         here, name = parent_of(entry.path)
@@ -166,6 +192,16 @@ def _write_file(entry: Entry, directory: int, name: str, data: Iterable[memoryvi
                     written = os.pwrite(fd, chunk, offset)
                     chunk, offset = chunk[written:], offset + written
         with os_errors("create", entry.path):
+            os.ftruncate(fd, entry.size)
+            _set_metadata(entry, fd)
+            return os.fstat(fd)
+
+
+def _finish_file(entry: Entry, directory: int, name: str) -> os.stat_result:
+    """Once its data was written by somebody else: whole pages, and the time is another since."""
+    with os_errors("write", entry.path):
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        with OpenFile(fd):
             os.ftruncate(fd, entry.size)
             _set_metadata(entry, fd)
             return os.fstat(fd)

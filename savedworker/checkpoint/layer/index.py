@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 from savedworker.model.errors import Refused
 
 FORMAT = "savedworker-layer"
-FORMAT_VERSION = 2
-"""1 had a chunk for every extent; it is read as well."""
+FORMAT_VERSION = 3
+"""1 had a chunk for every extent, 2 no file whose data is a space; both are read as well."""
 
 CHUNK_SIZE = 4 << 20
 """Bytes. File data is cut at multiples of this offset; no chunk is longer."""
 
 ROOT = "."
 """The path of the captured directory itself, always the first entry."""
+
+SPACE_PATH_MAX = 1024
+"""Bytes of the path of a file whose data is a space: it is opened by that path."""
 
 MAX_DEPTH = 2048
 """Levels below the root. Deeper trees are refused: opening them without following symlinks costs the square of the depth."""
@@ -34,6 +37,7 @@ KEPT_DEVICES = frozenset({(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)})
 XATTR_NAMESPACES = ("user.", "trusted.", "security.", "system.posix_acl_")
 
 _KEY = re.compile(r"[0-9a-f]{64}")
+_SPACE = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MAX_ID = 2**32 - 2  # (uid_t) -1 means "do not change" to chown(2)
 _MAX_OFFSET = 2**63 - 1
 _NAME_MAX = 255
@@ -83,6 +87,10 @@ class Entry:
     """Bytes, holes included (files only)."""
     data: tuple[Extent, ...] = ()
     """Everything of a file that is not a hole, in ascending order."""
+    space: str | None = None
+    """The name under which the data is stored elsewhere, of a file that has none here."""
+    runs: tuple[tuple[int, int], ...] = ()
+    """What of such a file is data: offset and length in bytes, in ascending order."""
     link: str | None = None
     target: str | None = None
     """Where a symlink points to."""
@@ -124,9 +132,9 @@ class LayerIndex:
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise _refused(f"its format is not {FORMAT!r}")
         version = raw.get("version")
-        if type(version) is not int or version not in (1, FORMAT_VERSION):
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
             raise Refused(
-                f"layer index of format version {version!r} is unknown; this program reads versions 1 and {FORMAT_VERSION}",
+                f"layer index of format version {version!r} is unknown; this program reads versions 1 to {FORMAT_VERSION}",
                 "restore with the version of Saved Worker that wrote it, or a later one",
             )
         entries = raw.get("entries")
@@ -141,7 +149,7 @@ class LayerIndex:
 _COMMON = frozenset({"mode", "uid", "gid", "mtime_ns"})
 _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "dir": (_COMMON, frozenset({"xattrs"})),
-    "file": (_COMMON | {"size", "data"}, frozenset({"xattrs"})),
+    "file": (_COMMON | {"size"}, frozenset({"xattrs", "data", "space", "runs"})),
     "symlink": (_COMMON | {"target"}, frozenset({"xattrs"})),
     "fifo": (_COMMON, frozenset({"xattrs"})),
     "device": (_COMMON | {"major", "minor"}, frozenset({"xattrs"})),
@@ -151,6 +159,8 @@ _FIELDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 _NUMBERS = frozenset({"mode", "uid", "gid", "mtime_ns", "size", "major", "minor"})
 _LINK = frozenset({"path", "kind", "link"})
 _BASE = frozenset({"path", "kind"})
+_WHERE = (frozenset({"data"}), frozenset({"space", "runs"}))
+"""What says where the data of a file is."""
 
 
 def _refused(reason: str, path: object = None) -> Refused:
@@ -175,7 +185,10 @@ def _to_json(entry: Entry) -> dict[str, Any]:
         out["xattrs"] = {name: b64encode(value).decode("ascii") for name, value in entry.xattrs.items()}
     if entry.kind == "file":
         out["size"] = entry.size
-        out["data"] = [extent if extent.packed else extent[:3] for extent in entry.data]
+        if entry.space is None:
+            out["data"] = [extent if extent.packed else extent[:3] for extent in entry.data]
+        else:
+            out["space"], out["runs"] = entry.space, entry.runs
     elif entry.kind == "symlink":
         out["target"] = entry.target
     elif entry.kind == "device":
@@ -208,7 +221,14 @@ def _from_json(raw: Any) -> Entry:
         entry.xattrs = _xattrs_from_json(raw["xattrs"], path)
     if kind == "file":
         entry.size = raw["size"]
-        entry.data = _data_from_json(raw["data"], path)
+        if names & {"data", "space", "runs"} not in _WHERE:
+            raise _refused("a file whose data is nowhere, or in two places", path)
+        if "data" in raw:
+            entry.data = _data_from_json(raw["data"], path)
+        else:
+            entry.space, entry.runs = raw["space"], _runs_from_json(raw["runs"], path)
+            if not isinstance(entry.space, str):
+                raise _refused("the name of its data is not a string", path)
     elif kind == "symlink":
         if not isinstance(raw["target"], str):
             raise _refused("a symlink's target is not a string", path)
@@ -231,6 +251,15 @@ def _data_from_json(raw: Any, path: str) -> tuple[Extent, ...]:
     return tuple([Extent(*x) if len(x) == 5 else Extent.whole(*x) for x in raw])
 
 
+def _runs_from_json(raw: Any, path: str) -> tuple[tuple[int, int], ...]:
+    if not isinstance(raw, list):
+        raise _refused("runs are not a list", path)
+    for run in raw:
+        if not isinstance(run, list) or len(run) != 2 or any(type(number) is not int for number in run):
+            raise _refused("a run is not (offset, length)", path)
+    return tuple([(offset, length) for offset, length in raw])
+
+
 def _xattrs_from_json(raw: Any, path: str) -> dict[str, bytes]:
     if not isinstance(raw, dict):
         raise _refused("xattrs is not an object", path)
@@ -249,8 +278,8 @@ def check(index: LayerIndex) -> None:
     What holds afterwards: the first entry is the root directory; every other path is ``parent/name`` with ``parent`` a
     directory that came before, so there is no absolute path, no ``..``, no duplicate and no way through a symlink; hard
     links name an earlier regular file; data lies inside the file in order, without overlap, in pieces that no chunk
-    exceeds; a file with a piece in a shared chunk has all of its data there; each chunk has one size; devices are whiteouts or on
-    the allow-list; numbers fit the kernel's types. Raises Refused.
+    exceeds; a file with a piece in a shared chunk has all of its data there; each chunk has one size; each space is of one file;
+    devices are whiteouts or on the allow-list; numbers fit the kernel's types. Raises Refused.
     """
     first = index.entries[0] if index.entries else Entry("", "")
     if first.path != ROOT or first.kind != "dir" or first.link is not None:
@@ -259,6 +288,7 @@ def check(index: LayerIndex) -> None:
     files: set[str] = set()
     seen = {ROOT}
     sizes: dict[str, int] = {}
+    spaces: set[str] = set()
     _check_metadata(first)
     for entry in index.entries[1:]:
         path = entry.path
@@ -282,6 +312,11 @@ def check(index: LayerIndex) -> None:
             directories[path] = depth + 1
         elif kind == "file":
             _check_data(entry, sizes)
+            if entry.space is not None:
+                _check_space(entry, entry.space)
+                if entry.space in spaces:
+                    raise _refused("its data is that of another file as well", path)
+                spaces.add(entry.space)
             files.add(path)
         elif kind == "symlink":
             target = entry.target or ""
@@ -346,3 +381,15 @@ def _check_data(entry: Entry, sizes: dict[str, int]) -> None:
             raise _refused("an extent is outside of its chunk", entry.path)
         if not _KEY.fullmatch(key):
             raise _refused("a chunk key is not 64 hexadecimal digits", entry.path)
+
+
+def _check_space(entry: Entry, name: str) -> None:
+    if entry.data or not _SPACE.fullmatch(name):
+        raise _refused("the name of its data is impossible", entry.path)
+    if len(_encoded(entry.path, entry.path)) > SPACE_PATH_MAX:
+        raise _refused("its path is too long for what it is", entry.path)
+    end = 0
+    for offset, length in entry.runs:
+        if offset < end or length <= 0 or offset + length > entry.size:
+            raise _refused("runs overlap, are out of order or outside of the file", entry.path)
+        end = offset + length

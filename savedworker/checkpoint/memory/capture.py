@@ -71,7 +71,7 @@ class Captured:
     @property
     def files(self) -> frozenset[str]:
         """Names of the images that are in here: not to be stored again."""
-        return frozenset(x.pages for x in self.spaces)
+        return frozenset(x.pages for x in self.spaces if x.pages is not None)
 
 
 @dataclass
@@ -166,6 +166,7 @@ def _stored(space: Space, parts: Sequence[_Part]) -> StoredMemory:
         name=space.name,
         pages=space.pages,
         size=space.size,
+        skip=space.skip,
         groups=(
             *(MemoryGroup(key=group.key, windows=group.windows) for group in used),
             *(group for part in parts for group in part.groups),

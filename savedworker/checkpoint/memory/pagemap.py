@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Space:
-    """One pagemap file, ``name``, and the pages file that it describes, of ``size`` bytes."""
+    """One pagemap file, ``name``, and the pages file that it describes, of ``size`` bytes.
+
+    Or a file that is cut by offset: an image (then ``pages`` is its name) or one of ``/dev/shm`` (then there are no ``pages``), of which ``size`` bytes of
+    pages have data. It begins ``skip`` bytes, less than a page, after the beginning of its first window.
+    """
 
     name: str
-    pages: str
+    pages: str | None
     windows: tuple[Window, ...]
     size: int
+    skip: int = 0
 
     @property
     def process(self) -> int | None:
@@ -77,7 +82,19 @@ def read_pagemap(path: Path, limit: int) -> Space:
             raise ValueError(f"it tells of {size} bytes; at most {limit} can be right")
     except (OSError, ValueError, KeyError, IndexError, StopIteration, struct.error) as error:
         raise Corrupt(f"{path.name} cannot be understood: {error}") from error
-    return Space(path.name, f"pages-{pages}.img", tuple(_windows(runs)), size)
+    return Space(path.name, f"pages-{pages}.img", tuple(windows(runs)), size)
+
+
+def space_of(name: str, runs: Iterable[tuple[int, int]], pages: str | None = None, skip: int = 0) -> Space:
+    """The space ``name`` that no pagemap describes: the pages of a file that ``runs``, of offsets and lengths in ascending order, touch."""
+    found = list[tuple[int, int, int]]()
+    for at, length in runs:
+        offset = at + skip
+        start, end = offset // PAGE * PAGE, -(-(offset + length) // PAGE) * PAGE
+        if found and found[-1][0] + found[-1][1] >= start:
+            start = found.pop()[0]
+        found.append((start, end - start, start))
+    return Space(name, pages, tuple(windows(found)), sum(length for _, length, _ in found), skip)
 
 
 def _runs(messages: list[bytes]) -> Iterator[tuple[int, int, int]]:
@@ -98,7 +115,8 @@ def _runs(messages: list[bytes]) -> Iterator[tuple[int, int, int]]:
         last = address + length
 
 
-def _windows(runs: list[tuple[int, int, int]]) -> Iterator[Window]:
+def windows(runs: Iterable[tuple[int, int, int]]) -> Iterator[Window]:
+    """``runs``, (address, bytes, offset) each, in ascending order, cut into windows."""
     number, segments = -1, list[Segment]()
     for address, length, offset in runs:
         while length:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from savedworker.checkpoint.memory.files import opened, write_at
-from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Window, read_pagemap
+from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Space, Window, read_pagemap, space_of
 from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank, fill, split
 from savedworker.model.errors import Corrupt
 from savedworker.model.manifest import MemoryGroup, StoredMemory
@@ -85,50 +85,93 @@ class _Task:
     write: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Target:
+    """A space as it is stored, which pages it has, and the file that they are written into, which is there already and has ``size`` bytes."""
+
+    stored: StoredMemory
+    space: Space
+    path: Path
+    size: int
+
+
+def image_targets(memory: Iterable[StoredMemory], folder: Path, sizes: Mapping[str, int]) -> list[Target]:
+    """The images in ``folder`` that have the pages of ``memory``: created, and empty yet. ``sizes``: of those that no pagemap describes.
+
+    The pagemaps are there. Raises Corrupt when they do not fit, OSError.
+    """
+    return [_image_target(stored, folder, sizes) for stored in memory]
+
+
+def _image_target(stored: StoredMemory, folder: Path, sizes: Mapping[str, int]) -> Target:
+    assert stored.pages is not None
+    path = folder / stored.pages
+    if stored.name == stored.pages:
+        size = sizes.get(stored.name, 0)
+        target = file_target(stored, ((0, size),) if size else (), path, size)
+    else:
+        space = read_pagemap(folder / stored.name, stored.size)
+        if (space.pages, space.size) != (stored.pages, stored.size):
+            raise Corrupt(f"{stored.name} describes another pages file than the manifest")
+        target = Target(stored, space, path, space.size)
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        os.ftruncate(fd, target.size)
+    return target
+
+
+def file_target(stored: StoredMemory, runs: Sequence[tuple[int, int]], path: Path, size: int) -> Target:
+    """A file of ``size`` bytes that is cut by offset, with data where ``runs`` say. Raises Corrupt when that is not what is stored."""
+    if sum(length for _, length in runs) + stored.skip > WINDOW * sum(
+        len(group.windows) for group in stored.groups
+    ):
+        raise Corrupt(f"the manifest lacks windows of {stored.name}")
+    space = space_of(stored.name, runs, skip=stored.skip)
+    if space.size != stored.size:
+        raise Corrupt(f"{stored.name} has {space.size} bytes, and not the {stored.size} of the manifest")
+    return Target(stored, space, path, size)
+
+
 def rebuild(
-    memory: Sequence[StoredMemory],
-    folder: Path,
-    get: Get,
-    pool: Executor,
-    kept: Kept = lambda *_: None,
-    most: int = 64 << 20,
+    targets: Sequence[Target], get: Get, pool: Executor, most: int, kept: Kept = lambda *_: None
 ) -> list[Future[None]]:
-    """Begin to write the pages files of all spaces into ``folder``, where their pagemaps are. All of it is there when the futures are done.
+    """Begin to write the pages of all spaces into their targets. All of it is there when the futures are done.
 
     Processes that were forked have the same memory at the same place: what is there is rebuilt one after the other, and fetched once
     for all of them as far as ``most`` bytes of it can be held.
 
-    Raises Corrupt, here or from a future, when the manifest, the pagemaps and the chunks do not fit each other, and what
+    Raises Corrupt, here or from a future, when the manifest, the spaces and the chunks do not fit each other, and what
     ``get`` raises; OSError when the disk does not take it.
     """
     shared = _Shared(get, most)
     windows = max(1, min(_TASK, most // (2 * WINDOW)))
-    tasks = [task for stored in memory for task in _plan(stored, folder, shared, kept, windows)]
+    tasks = [task for target in targets for task in _plan(target, shared, kept, windows)]
     uses = Counter(key for task in tasks for key in task.keys)
     shared.often = frozenset(key for key, count in uses.items() if count > 1)
     return [pool.submit(task.write) for task in sorted(tasks, key=lambda task: task.first)]
 
 
-def _plan(stored: StoredMemory, folder: Path, get: Get, kept: Kept, at_once: int) -> list[_Task]:
+def _plan(target: Target, get: Get, kept: Kept, at_once: int) -> list[_Task]:
     """What is to be done for one space."""
-    space = read_pagemap(folder / stored.name, stored.size)
-    if (space.pages, space.size) != (stored.pages, stored.size):
-        raise Corrupt(f"{stored.name} describes another pages file than the manifest")
+    stored, space = target.stored, target.space
     whole = _by_window(stored.groups, stored.name)
     deltas = _by_window(stored.deltas, stored.name)
     missing = [x.number for x in space.windows if x.number not in whole]
     if missing:
         raise Corrupt(f"the manifest lacks window {missing[0]} of {stored.name}")
-    path = folder / stored.pages
-    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-        os.ftruncate(fd, space.size)
     room = _Room()
     return [
         _Task(
             windows[0].number,
             frozenset(whole[x.number].key for x in windows) | ({delta.key} if delta else set()),
             partial(
-                _write, path, _by_group(windows, whole), whole, delta, get, partial(kept, space.name), room
+                _write,
+                target,
+                _by_group(windows, whole),
+                whole,
+                delta,
+                get,
+                partial(kept, space.name),
+                room,
             ),
         )
         for delta, windows in _tasks(space.windows, deltas, at_once)
@@ -173,7 +216,7 @@ def _tasks(
 
 
 def _write(
-    path: Path,
+    target: Target,
     windows: Sequence[Window],
     whole: dict[int, MemoryGroup],
     delta: MemoryGroup | None,
@@ -184,7 +227,7 @@ def _write(
     changes = _records(delta, memoryview(get(delta.key))) if delta is not None else {}
     group: MemoryGroup | None = None
     records: dict[int, tuple[Mask, Words]] = {}
-    with opened(path, os.O_WRONLY) as fd:
+    with opened(target.path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
         for window in windows:
             if group is not whole[window.number]:
                 group = whole[window.number]
@@ -200,7 +243,10 @@ def _write(
                 content[mask] = np.bitwise_xor(content[mask], pages)
             view = as_bytes(content)
             for segment in window.segments:
-                write_at(fd, view[segment.start : segment.start + segment.length], segment.offset)
+                part = view[segment.start : segment.start + segment.length]
+                offset = segment.offset - target.space.skip
+                first = max(0, -offset)
+                write_at(fd, part[first : target.size - offset], offset + first)
 
 
 def _records(group: MemoryGroup, data: memoryview) -> dict[int, tuple[Mask, Words]]:

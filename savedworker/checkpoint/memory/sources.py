@@ -1,4 +1,4 @@
-"""Where the memory of a dump is read: in the pages files that CRIU wrote, or in the frozen processes themselves.
+"""Where the memory of a dump is read: in the pages files that CRIU wrote, or in the frozen processes themselves. (Files: ``by_offset.py``.)
 
 With ``pages.c`` loaded CRIU leaves the pages files of processes empty. Their memory is then read inside the freeze, which
 saves writing it all to a file first. Which of the two it is, the files say: whoever runs a CRIU that writes them is served as well.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from savedworker.checkpoint.memory.by_offset import deleted_files
 from savedworker.checkpoint.memory.files import opened, read_at
 from savedworker.checkpoint.memory.pagemap import WINDOW, Segment, Space, Window, is_pagemap, read_pagemap
 from savedworker.checkpoint.memory.records import Words, as_bytes
@@ -108,18 +109,20 @@ class InProcess:
 
 
 def find_sources(folder: Path, processes: Mapping[int, int]) -> list[Source]:
-    """The spaces of the dump in ``folder``. ``processes``: inner to outer pid of those that are still frozen.
+    """The spaces of the dump in ``folder``, but those in ``/dev/shm``. ``processes``: inner to outer pid of those that are still frozen.
 
     Raises Corrupt when a pagemap cannot be understood, Fatal when a pages file has another size than its pagemap tells.
     """
-    return [
+    found: list[Source] = [
         _source(folder, read_pagemap(folder / name, _MOST), processes)
         for name in sorted(os.listdir(folder))
         if is_pagemap(name)
     ]
+    return [*found, *deleted_files(folder)]
 
 
 def _source(folder: Path, space: Space, processes: Mapping[int, int]) -> Source:
+    assert space.pages is not None  # it is from a pagemap
     path = folder / space.pages
     size = path.stat().st_size if path.exists() else 0
     if size == space.size:

@@ -5,18 +5,21 @@ What is read need not be of one moment. It is only a base: a checkpoint stores w
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from savedworker.checkpoint.layer import ChangedWhileFrozen
 from savedworker.checkpoint.memory.base import Base
+from savedworker.checkpoint.memory.by_offset import ByOffset
 from savedworker.checkpoint.memory.capture import Chunks, Group
 from savedworker.checkpoint.memory.files import opened
 from savedworker.checkpoint.memory.own_pages import own_pages
 from savedworker.checkpoint.memory.pagemap import PAGE, PAGES, WINDOW
-from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank
+from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank, mask_of
 from savedworker.checkpoint.processes import inner_pid
 
 _DENSE = PAGES // 8
@@ -35,6 +38,28 @@ def warm(pids: Iterable[int], base: Base, chunks: Chunks, still_wanted: Callable
     for pid in pids:
         name = f"pagemap-{inner_pid(pid)}.img"
         total += _warm(pid, name, base, Group(name, chunks, base), content, still_wanted)
+    return total
+
+
+def warm_shm(
+    sources: Iterable[ByOffset], base: Base, chunks: Chunks, still_wanted: Callable[[], None]
+) -> int:
+    """The same for the files of ``/dev/shm`` that ``sources`` are. Files that are gone or have another size meanwhile are left out."""
+    content = blank()
+    total = 0
+    for source in sources:
+        name = source.space.name
+        group = Group(name, chunks, base)
+        with contextlib.suppress(ChangedWhileFrozen):
+            for window in source.space.windows:
+                still_wanted()
+                if base.find(name, window.number) is not None or window.size < _DENSE * PAGE:
+                    continue
+                source.read(window, content)
+                group.add(window.number, mask_of(window.segments), content)
+                group.store_full()
+                total += window.size
+        group.finish()
     return total
 
 
