@@ -25,6 +25,8 @@ GATEWAY6 = "fd5a:7e0d::1"
 INNER6 = "fd5a:7e0d::2"
 _MAC = "02:5a:7e:0d:00:02"
 _LINK = "sw-worker"
+_CLAIM = "\0savedworker-network"
+"""An abstract address: of each network namespace its own."""
 _TABLE = "savedworker_worker"
 _UPSTREAM_DNS = Path("/etc/resolv.conf")
 _METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23")
@@ -57,16 +59,38 @@ class Redirect:
 
 
 class PrivateNetwork:
-    """A network namespace joined to this instance's by a veth pair and address translation. One per instance."""
+    """A network namespace joined to this instance's by a veth pair and address translation. One per instance.
+
+    Link and rules have fixed names: they are those of whoever has the claim, a socket that goes with its process.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.path = Path("/run/netns") / name
+        self._claim: socket.socket | None = None
+
+    def _claimed(self) -> bool:
+        """Claim this instance's link and rules, if nobody else has."""
+        if self._claim is None:
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                claim.bind(_CLAIM)
+            except OSError:
+                claim.close()
+                return False
+            self._claim = claim
+        return True
 
     def create(self) -> None:
         """Make the namespace, its link and the translation rules. Raises Fatal; undoes what it did then."""
         ip = need("ip", "iproute2")
+        if not self._claimed():
+            raise Fatal(
+                "another worker has the private network of this instance: there is one",
+                "run one worker at a time on an instance, or give it --network host",
+            )
         try:
+            self._remove_shared()  # of an agent that was killed
             self.path.parent.mkdir(parents=True, exist_ok=True)  # an image may have no /run
             run([ip, "netns", "add", self.name])
             inside: tuple[str | Path, ...] = (ip, "-n", self.name)
@@ -96,9 +120,6 @@ class PrivateNetwork:
     @staticmethod
     def _translate() -> None:
         """Masquerade what leaves; keep the worker from this instance's metadata service (its credentials)."""
-        nft = need("nft", "nftables")
-        with contextlib.suppress(Fatal):
-            run([nft, "delete", "table", "inet", _TABLE])
         guards = (
             f'  iifname "{_LINK}" ip daddr {{ {", ".join(_METADATA)} }} reject\n'
             f'  iifname "{_LINK}" ip6 daddr {{ {", ".join(_METADATA6)} }} reject\n'
@@ -129,9 +150,17 @@ class PrivateNetwork:
         )
 
     def remove(self) -> None:
-        """Take everything away again; nothing happens when it is gone."""
+        """Take everything away again; nothing happens when it is gone, or is another's."""
         if self.path.exists():
             run([need("ip", "iproute2"), "netns", "delete", self.name], check=False)
+        if self._claimed():
+            self._remove_shared()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
+    @staticmethod
+    def _remove_shared() -> None:
         # The kernel takes its time to clean a namespace up; the name of the link is needed again at once.
         run([need("ip", "iproute2"), "link", "delete", _LINK], check=False)
         with contextlib.suppress(Fatal):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from savedworker.checkpoint.network import (
     Redirect,
     write_resolv_conf,
 )
+from savedworker.model.errors import Fatal
 
 _CLONE_NEWNET = 0x40000000
 pytestmark = pytest.mark.criu
@@ -106,6 +109,56 @@ def test_addresses_and_routes_are_the_same_everywhere_and_nothing_is_left() -> N
         made.remove()
         with private():
             pass  # and at once again
+
+    on_an_instance(story)
+
+
+def test_a_second_worker_on_an_instance_is_refused_and_the_first_keeps_its_network() -> None:
+    """Two jobs of AWS Batch on one machine have its network, and so has a bench beside a worker."""
+
+    def story() -> None:
+        with socket.create_server(("0.0.0.0", 80)), private() as made:
+            other = PrivateNetwork(f"swk-test-{os.getpid()}-other")
+            for _ in range(2):
+                with pytest.raises(Fatal, match="another worker has the private network"):
+                    other.create()
+                other.remove()
+            assert not other.path.exists()
+            assert ask(made, GATEWAY) == "reached\n"
+            tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True)
+            assert "savedworker" in tables.stdout
+        other.create()
+        other.remove()
+
+    on_an_instance(story)
+
+
+KILLED = """
+import os, signal, sys
+from savedworker.checkpoint.network import PrivateNetwork
+PrivateNetwork(sys.argv[1]).create()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_what_a_killed_agent_leaves_is_in_nobodys_way(removed: bool) -> None:
+    """The next one takes it away, or at least makes its own."""
+
+    def story() -> None:
+        name = f"swk-test-{os.getpid()}-killed"
+        done = subprocess.run([sys.executable, "-c", KILLED, name], check=False)
+        assert done.returncode == -signal.SIGKILL
+        left = PrivateNetwork(name)
+        try:
+            assert left.path.exists()
+            if removed:
+                left.remove()
+            with private() as made, socket.create_server(("0.0.0.0", 80)):
+                left.remove()
+                assert ask(made, GATEWAY) == "reached\n"
+        finally:
+            left.remove()
 
     on_an_instance(story)
 

@@ -11,7 +11,7 @@ import pytest
 
 from savedworker.checkpoint.mountinfo import mounts_below
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.xdist_group("bench")]  # one private network at a time
 
 
 def bench(folder: Path, parts: tuple[str, ...], *words: str) -> str:
