@@ -136,18 +136,18 @@ def restore(
         fetching = Fetching(chunks)
 
         # On a disk the images themselves are what there is room, and time, for.
-        memory = _Memory(fetching, keep if in_memory else None)
+        rebuilding = _Rebuilding(fetching, keep if in_memory else None)
 
         def extract(index: layer.LayerIndex, target: Path, fill: layer.Fill | None = None) -> layer.Snapshot:
             with fetching.part():
                 return layer.extract(index, fetching.get, target, threads=2, fill=fill)
 
-        with memory, ThreadPoolExecutor(2, thread_name_prefix="restore") as pool, fetching.part():
+        with rebuilding, ThreadPoolExecutor(2, thread_name_prefix="restore") as pool, fetching.part():
             under_way = [
                 pool.submit(extract, upper, home.upper),
-                pool.submit(extract, shm, home.shm, partial(_fill_shm, manifest, memory)),
+                pool.submit(extract, shm, home.shm, partial(_fill_shm, manifest, rebuilding)),
             ]
-            _fetch_images(manifest, fetching, home.images, memory)
+            _fetch_images(manifest, fetching, home.images, rebuilding)
             crash_point("restore.images.after")
             snapshots.extend(extracted.result() for extracted in under_way)
             crash_point("restore.layer.after")
@@ -257,20 +257,20 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     return place.in_memory
 
 
-class _Memory:
+class _Rebuilding:
     """Rebuilds spaces, all of them with the same threads. To be used as a context manager."""
 
     def __init__(self, chunks: Fetching, keep: Keep | None) -> None:
         self._chunks, self._keep = chunks, keep
         self._pool = ThreadPoolExecutor(chunks.shares.threads, thread_name_prefix="restore")
 
-    def __enter__(self) -> _Memory:
+    def __enter__(self) -> _Rebuilding:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def rebuild(self, targets: Sequence[Target]) -> None:
+    def run(self, targets: Sequence[Target]) -> None:
         """Write the pages of all of them, each verified. The first that fails ends the others. Raises as ``rebuild``."""
         kept = (lambda *_: None) if self._keep is None else self._keep.offer
         # Twice at most: of the images and of /dev/shm.
@@ -280,14 +280,14 @@ class _Memory:
             part.result()
 
 
-def _fill_shm(manifest: Manifest, memory: _Memory, files: list[tuple[layer.Entry, Path]]) -> None:
+def _fill_shm(manifest: Manifest, rebuilding: _Rebuilding, files: list[tuple[layer.Entry, Path]]) -> None:
     """Write the files of ``/dev/shm`` that are spaces."""
     stored = {x.name: x for x in manifest.shm_memory}
     if sorted(x.name for x in manifest.shm_memory) != sorted(entry.space or "" for entry, _ in files):
         raise Corrupt(f"the memory of checkpoint {manifest.number} is not that of its files in /dev/shm")
     targets = [file_target(stored[x.space], x.runs, path, x.size) for x, path in files if x.space]
     try:
-        memory.rebuild(targets)
+        rebuilding.run(targets)
     except OSError as error:
         raise Fatal(
             f"the checkpoint's /dev/shm cannot be written: {error.strerror or error}",
@@ -295,7 +295,7 @@ def _fill_shm(manifest: Manifest, memory: _Memory, files: list[tuple[layer.Entry
         ) from error
 
 
-def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, memory: _Memory) -> None:
+def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, rebuilding: _Rebuilding) -> None:
     """Write CRIU's images into ``folder``, in parallel, each part of them verified. The first part that fails ends the others."""
     sizes = {file.name: file.size for file in manifest.images}
     names = [file.name for file in manifest.packed_images] + [x.pages for x in manifest.image_memory]
@@ -315,7 +315,7 @@ def _fetch_images(manifest: Manifest, chunks: Fetching, folder: Path, memory: _M
     _unpack(manifest, chunks, folder)
     crash_point("restore.images.small")
     try:
-        memory.rebuild(image_targets(manifest.image_memory, folder, sizes))
+        rebuilding.run(image_targets(manifest.image_memory, folder, sizes))
     except OSError as error:
         raise Fatal(
             f"the checkpoint's images cannot be written to {folder}: {error.strerror or error}",

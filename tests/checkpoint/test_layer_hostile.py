@@ -224,7 +224,7 @@ def test_data_that_is_elsewhere_is_refused_where_nobody_brings_it(target: Path) 
     assert os.listdir(target) == []
 
     def fill(files: list[tuple[Entry, Path]]) -> None:
-        files[0][1].write_bytes(DATA + b"whole pages")
+        files[0][1].write_bytes(DATA)
 
     extract(index, fetch, target, fill=fill)
     assert (target / "shared").read_bytes() == DATA

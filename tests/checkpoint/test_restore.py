@@ -169,8 +169,10 @@ def test_a_restore_that_makes_no_end_is_stopped_and_its_log_is_bounded(
     bench.save()
     real = restoring._fetch_images
 
-    def truncated(manifest: Manifest, chunks: Fetching, folder: Path, memory: restoring._Memory) -> None:
-        real(manifest, chunks, folder, memory)
+    def truncated(
+        manifest: Manifest, chunks: Fetching, folder: Path, rebuilding: restoring._Rebuilding
+    ) -> None:
+        real(manifest, chunks, folder, rebuilding)
         pages = max(folder.glob("pages-*.img"), key=lambda path: path.stat().st_size)
         os.truncate(pages, 1 << 20)
 

@@ -156,8 +156,8 @@ def test_an_index_that_says_one_chunk_a_million_times_takes_no_memory(chunks: Ch
 
 def fetch_images(manifest: Manifest, chunks: ChunkStore, folder: Path) -> None:
     fetching = Fetching(chunks)
-    with restoring._Memory(fetching, None) as memory:
-        restoring._fetch_images(manifest, fetching, folder, memory)
+    with restoring._Rebuilding(fetching, None) as rebuilding:
+        restoring._fetch_images(manifest, fetching, folder, rebuilding)
 
 
 def test_an_image_that_says_one_chunk_a_million_times_does_not_fill_the_disk(
@@ -236,7 +236,7 @@ def test_shared_memory_that_cannot_be_a_checkpoint_is_refused(
         files = [(entry, tmp_path / "file")]
     started = time.monotonic()
     with (
-        restoring._Memory(Fetching(chunks), None) as rebuilding,
+        restoring._Rebuilding(Fetching(chunks), None) as rebuilding,
         pytest.raises(Corrupt),
     ):
         restoring._fill_shm(manifest, rebuilding, files)

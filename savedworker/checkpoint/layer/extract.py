@@ -198,11 +198,10 @@ def _write_file(entry: Entry, directory: int, name: str, data: Iterable[memoryvi
 
 
 def _finish_file(entry: Entry, directory: int, name: str) -> os.stat_result:
-    """Once its data was written by somebody else: whole pages, and the time is another since."""
+    """Once its data was written by somebody else: the time is another since, and the capabilities are gone."""
     with os_errors("write", entry.path):
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         with OpenFile(fd):
-            os.ftruncate(fd, entry.size)
             _set_metadata(entry, fd)
             return os.fstat(fd)
 
