@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ipaddress
+import json
 import os
 import select
 import socket
@@ -69,8 +70,8 @@ class PrivateNetwork:
         self.path = Path("/run/netns") / name
         self._claim: socket.socket | None = None
 
-    def _claimed(self) -> bool:
-        """Claim this instance's link and rules, if nobody else has."""
+    def claim(self) -> bool:
+        """Claim this instance's link and rules, if no other process has and no other worker uses them. Whether they are ours now."""
         if self._claim is None:
             claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
@@ -78,13 +79,28 @@ class PrivateNetwork:
             except OSError:
                 claim.close()
                 return False
+            if self._others():  # whose agent was killed, and is about to be started again
+                claim.close()
+                return False
             self._claim = claim
         return True
+
+    def _others(self) -> bool:
+        """Whether the link leads to another namespace, in which something runs."""
+        ip = need("ip", "iproute2")
+        try:
+            links = json.loads(run([ip, "-json", "link", "show", _LINK], check=False).stdout or "[]")
+            spaces = json.loads(run([ip, "-json", "netns", "list"], check=False).stdout or "[]")
+            there = {x.get("link_netnsid") for x in links}
+            names = [x["name"] for x in spaces if x.get("id") in there and x["name"] != self.name]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Fatal(f"ip does not say what the link {_LINK} leads to: {error}") from error
+        return any(run([ip, "netns", "pids", name], check=False).stdout.strip() for name in names)
 
     def create(self) -> None:
         """Make the namespace, its link and the translation rules. Raises Fatal; undoes what it did then."""
         ip = need("ip", "iproute2")
-        if not self._claimed():
+        if not self.claim():
             raise Fatal(
                 "another worker has the private network of this instance: there is one",
                 "run one worker at a time on an instance, or give it --network host",
@@ -153,7 +169,7 @@ class PrivateNetwork:
         """Take everything away again; nothing happens when it is gone, or is another's."""
         if self.path.exists():
             run([need("ip", "iproute2"), "netns", "delete", self.name], check=False)
-        if self._claimed():
+        if self.claim():
             self._remove_shared()
         if self._claim is not None:
             self._claim.close()

@@ -710,7 +710,9 @@ class Saver:
     def _read_memory(self, folder: Path, cut: _Cut, still_wanted: Callable[[], None]) -> _Memory:
         """Inside the freeze: read what CRIU did not write, and keep what of it is new or has changed."""
         sources = find_sources(folder, self._processes())
-        live: list[Source] = [*(x for x in sources if isinstance(x, InProcess)), *cut.shm_memory]
+        live: list[Source] = [x for x in sources if isinstance(x, InProcess)]
+        live += cut.shm_memory
+        written = [x for x in sources if not isinstance(x, InProcess)]
         spills: list[Spill] = []
 
         def spill() -> Spill:
@@ -719,7 +721,7 @@ class Saver:
 
         with _threads(min(self._chunks.shares.threads, len(os.sched_getaffinity(0)))) as pool:
             captured = self._capture(live, spill, pool, False, lambda: lambda *_: still_wanted())
-        return _Memory(captured, spills[-1], [x for x in sources if x not in live])
+        return _Memory(captured, spills[-1], written)
 
     def _store(
         self,

@@ -31,7 +31,10 @@ def read_twice(read: Callable[[], _T]) -> _T:
 
 
 def dump(model: BaseModel) -> bytes:
-    """``model`` as canonical JSON: sorted keys, no spaces, UTF-8, one final newline. Equal models give equal bytes."""
+    """``model`` as canonical JSON: sorted keys, no spaces, UTF-8, one final newline. Equal models give equal bytes.
+
+    Raises Refused for one that is too long to be read again.
+    """
     text = json.dumps(
         model.model_dump(mode="json"),
         sort_keys=True,
@@ -39,7 +42,13 @@ def dump(model: BaseModel) -> bytes:
         ensure_ascii=False,
         allow_nan=False,
     )
-    return text.encode() + b"\n"
+    data = text.encode() + b"\n"
+    if len(data) > MAX_DOCUMENT:
+        raise Refused(
+            f"{type(model).__name__} would be too long for a document ({len(data)} bytes)",
+            "report this with what the worker has in memory and in /dev/shm",
+        )
+    return data
 
 
 def load(kind: type[_M], data: bytes, where: str = "") -> _M:

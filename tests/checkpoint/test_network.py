@@ -133,6 +133,37 @@ def test_a_second_worker_on_an_instance_is_refused_and_the_first_keeps_its_netwo
     on_an_instance(story)
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_worker_whose_agent_was_killed_keeps_its_network(again: bool) -> None:
+    """Its agent is started again, and claims it; before that moment, too."""
+
+    def story() -> None:
+        name = f"swk-test-{os.getpid()}-left"
+        done = subprocess.run([sys.executable, "-c", KILLED, name], check=False)
+        assert done.returncode == -signal.SIGKILL
+        worker = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "1000"])
+        left = PrivateNetwork(name)
+        other = PrivateNetwork(f"swk-test-{os.getpid()}-other")
+        try:
+            while "sleep" not in Path(f"/proc/{worker.pid}/comm").read_text():
+                pass  # it has not entered the namespace before
+            if again:
+                assert left.claim()
+            with pytest.raises(Fatal, match="another worker has the private network"):
+                other.create()
+            other.remove()
+            with socket.create_server(("0.0.0.0", 80)):
+                assert ask(left, GATEWAY) == "reached\n"
+        finally:
+            worker.kill()
+            worker.wait()
+            left.remove()
+        other.create()
+        other.remove()
+
+    on_an_instance(story)
+
+
 KILLED = """
 import os, signal, sys
 from savedworker.checkpoint.network import PrivateNetwork

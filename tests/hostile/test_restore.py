@@ -219,9 +219,10 @@ OF_SHM = StoredMemory(name="shm-1", pages=None, size=4096, groups=(GROUP,))
     ((OF_SHM,), []),
     ((OF_SHM,), [(4 << 20, 4096)]),
     ((OF_SHM.model_copy(update={"size": 1 << 60}),), [(0, 1 << 60)]),
+    ((OF_SHM.model_copy(update={"size": 1 << 44, "groups": (MemoryGroup(key=KEY, windows=(0,) * (1 << 22)),)}),), [(0, 1 << 44)]),
     ((OF_SHM,), [(0, 1)]),
 ], ids=["no memory", "no file", "more memory", "memory twice", "other memory", "an image", "more pages", "fewer pages", "another window",
-        "endless", "a chunk that is not there"])  # fmt: skip
+        "endless", "endless by one window", "a chunk that is not there"])  # fmt: skip
 def test_shared_memory_that_cannot_be_a_checkpoint_is_refused(
     chunks: ChunkStore,
     tmp_path: Path,

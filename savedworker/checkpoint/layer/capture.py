@@ -160,7 +160,7 @@ def finish(
                         if stat.S_ISREG(status.st_mode) and status.st_size > 0:
                             space = apart(path, status) if apart is not None else None
                             if space is not None:
-                                elsewhere[identity] = _held(path, directory, name, status, space)
+                                elsewhere[identity] = _held(path, directory, name, status, space, False)
                             else:
                                 with open_regular(directory, name, identity) as file:
                                     staged[identity] = stage.copy(file, status, path)
@@ -185,28 +185,27 @@ class Held:
     runs: tuple[tuple[int, int], ...]
 
 
-def _held(path: str, directory: int, name: str, status: os.stat_result, space: str) -> Held:
+def _held(path: str, directory: int, name: str, status: os.stat_result, space: str, changing: bool) -> Held:
     """Raises Unreadable."""
     with open_regular(directory, name, (status.st_dev, status.st_ino)) as file:
         try:
-            return Held(path, status, space, tuple(pieces(extents(file, status))))
+            return Held(path, status, space, tuple(pieces(extents(file, status, changing))))
         except OSError as error:
             raise Unreadable(error) from error
 
 
 def held_apart(root: Path, apart: Apart) -> list[Held]:
     """The files below ``root`` that are ``apart``, while its worker may be changing them: what vanishes meanwhile is left out. Raises Fatal, Refused."""
-    found: dict[FileId, Held] = {}
+    found: list[Held] = []
     with os_errors("read", root):
         cursor = DirectoryCursor(root)
     with cursor:
         for path, directory, name, status in walk(cursor, tolerant=True):
-            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in found:
-                space = apart(path, status)
-                if space is not None:
-                    with contextlib.suppress(Unreadable):
-                        found[status.st_dev, status.st_ino] = _held(path, directory, name, status, space)
-    return list(found.values())
+            space = apart(path, status) if stat.S_ISREG(status.st_mode) else None
+            if space is not None:
+                with contextlib.suppress(Unreadable):
+                    found.append(_held(path, directory, name, status, space, True))
+    return found
 
 
 @dataclass(slots=True)

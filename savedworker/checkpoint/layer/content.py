@@ -20,6 +20,8 @@ _HOLE_WORTH_KEEPING = 64 << 10
 """Bytes. A smaller hole inside a chunk is stored as zeros: a chunk for every page would cost more than it saves."""
 _SMALL = 128 << 10
 """Bytes. Up to this size files share one staging file: creating one for each costs more than the copy."""
+_SURPLUS = 256 << 20
+"""Bytes of data that a file may have got while it is read, beyond four times what it had (as much as a file system may have compressed it)."""
 _STEP = 64 << 20
 """Bytes copied between two looks at the deadline."""
 _NOT_HERE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -61,9 +63,12 @@ def open_regular(directory: int, name: str, identity: FileId) -> OpenFile:
     return OpenFile(fd)
 
 
-def extents(fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
-    """(offset, length) in bytes of what is not a hole (lseek(2), SEEK_DATA). Raises OSError."""
-    size = status.st_size
+def extents(fd: int, status: os.stat_result, changing: bool) -> Iterator[tuple[int, int]]:
+    """(offset, length) in bytes of what is not a hole (lseek(2), SEEK_DATA). Raises OSError.
+
+    Of a file that somebody may be ``changing`` only as much as it could have: data that moves on before us would have no end.
+    """
+    size, left = status.st_size, 4 * status.st_blocks * 512 + _SURPLUS
     if status.st_blocks * 512 >= size:  # no room for a hole: the usual small file needs no seeking
         if size:
             yield 0, size
@@ -82,6 +87,9 @@ def extents(fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
         if start >= size:
             return
         position = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        left -= position - start
+        if changing and left < 0:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         yield start, position - start
 
 
@@ -113,7 +121,7 @@ def chunks(fd: int, status: os.stat_result, tolerant: bool) -> Iterator[tuple[in
     ``tolerant`` stops where the file was truncated meanwhile and raises Unreadable for errors; else both are Fatal.
     """
     try:
-        for offset, length in pieces(extents(fd, status)):
+        for offset, length in pieces(extents(fd, status, tolerant)):
             data = os.pread(fd, length, offset)
             while 0 < len(data) < length:
                 more = os.pread(fd, length - len(data), offset + len(data))
@@ -230,7 +238,7 @@ class Stage:
         with OpenFile(to):
             try:
                 os.ftruncate(to, status.st_size)
-                for offset, length in extents(fd, status):
+                for offset, length in extents(fd, status, changing=False):
                     end = offset + length
                     copied += length
                     while offset < end:

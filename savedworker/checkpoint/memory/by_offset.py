@@ -24,13 +24,15 @@ from savedworker.checkpoint.memory.records import Words, as_bytes
 _LEAST = 1 << 20
 """Bytes from which on a file is a space of its own. Smaller ones share chunks."""
 _DELETED = re.compile(r"ghost-file-[0-9a-f]+\.img")
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def space_name(path: str, status: os.stat_result) -> str | None:
-    """The space that the file at ``path`` of ``/dev/shm`` is, in every checkpoint and on every instance; None for a small one."""
+    """The space that the file at ``path`` of ``/dev/shm`` is, in every checkpoint and on every instance.
+
+    None for a small one, and one that has other names: which of them tells its space would be left to chance.
+    """
     raw = os.fsencode(path)
-    if status.st_size <= _LEAST or len(raw) > SPACE_PATH_MAX:
+    if status.st_size <= _LEAST or status.st_nlink > 1 or len(raw) > SPACE_PATH_MAX:
         return None
     return f"shm-{blake3(raw).hexdigest(length=16)}"
 
@@ -48,10 +50,12 @@ class ByOffset:
     def read(self, window: Window, content: Words) -> None:
         """Raises ChangedWhileFrozen when it is another file by now."""
         try:
-            with opened(self.root / self.file.path, _OPEN) as fd:
-                self._check_that_it_is(os.fstat(fd))
-                self._read(fd, window, content)
-                self._check_that_it_is(os.fstat(fd))
+            # Looked at before it is opened: what a link leads to may be somebody's terminal or pipe.
+            with opened(self.root / self.file.path, os.O_PATH | os.O_NOFOLLOW) as found:
+                self._check_that_it_is(os.fstat(found))
+                with opened(Path(f"/proc/self/fd/{found}"), os.O_RDONLY) as fd:
+                    self._read(fd, window, content)
+                    self._check_that_it_is(os.fstat(fd))
         except OSError as error:
             raise self._changed() from error
 

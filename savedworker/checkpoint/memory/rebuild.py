@@ -30,6 +30,8 @@ _TASK = 8
 
 
 class _Room(threading.local):
+    """Of each thread one buffer, for all spaces."""
+
     def __init__(self) -> None:
         self.content = blank()
 
@@ -121,9 +123,8 @@ def _image_target(stored: StoredMemory, folder: Path, sizes: Mapping[str, int]) 
 
 def file_target(stored: StoredMemory, runs: Sequence[tuple[int, int]], path: Path, size: int) -> Target:
     """A file of ``size`` bytes that is cut by offset, with data where ``runs`` say. Raises Corrupt when that is not what is stored."""
-    if sum(length for _, length in runs) + stored.skip > WINDOW * sum(
-        len(group.windows) for group in stored.groups
-    ):
+    known = {number for group in stored.groups for number in group.windows}
+    if sum(length for _, length in runs) + stored.skip > WINDOW * len(known):
         raise Corrupt(f"the manifest lacks windows of {stored.name}")
     space = space_of(stored.name, runs, skip=stored.skip)
     if space.size != stored.size:
@@ -144,13 +145,14 @@ def rebuild(
     """
     shared = _Shared(get, most)
     windows = max(1, min(_TASK, most // (2 * WINDOW)))
-    tasks = [task for target in targets for task in _plan(target, shared, kept, windows)]
+    room = _Room()
+    tasks = [task for target in targets for task in _plan(target, shared, kept, windows, room)]
     uses = Counter(key for task in tasks for key in task.keys)
     shared.often = frozenset(key for key, count in uses.items() if count > 1)
     return [pool.submit(task.write) for task in sorted(tasks, key=lambda task: task.first)]
 
 
-def _plan(target: Target, get: Get, kept: Kept, at_once: int) -> list[_Task]:
+def _plan(target: Target, get: Get, kept: Kept, at_once: int, room: _Room) -> list[_Task]:
     """What is to be done for one space."""
     stored, space = target.stored, target.space
     whole = _by_window(stored.groups, stored.name)
@@ -158,7 +160,6 @@ def _plan(target: Target, get: Get, kept: Kept, at_once: int) -> list[_Task]:
     missing = [x.number for x in space.windows if x.number not in whole]
     if missing:
         raise Corrupt(f"the manifest lacks window {missing[0]} of {stored.name}")
-    room = _Room()
     return [
         _Task(
             windows[0].number,
