@@ -26,7 +26,7 @@ from savedworker.model.record import WorkerRecord
 from savedworker.model.report import report, status
 from savedworker.model.schema import schemas
 from savedworker.model.spec import WorkerSpec, parse_spec
-from savedworker.store import documents
+from savedworker.store import documents as documents_module
 from savedworker.store.documents import dump, load
 from tests.model.life import BIRTH, Life
 from tests.model.test_transitions import fenced_events
@@ -204,8 +204,8 @@ def test_every_document_carries_its_format() -> None:
 def test_a_document_that_is_too_long_to_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = a_manifest()
     length = len(dump(manifest))
-    monkeypatch.setattr(documents, "MAX_DOCUMENT", length)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT", length)
     assert load(Manifest, dump(manifest)) == manifest
-    monkeypatch.setattr(documents, "MAX_DOCUMENT", length - 1)
+    monkeypatch.setattr(documents_module, "MAX_DOCUMENT", length - 1)
     with pytest.raises(Refused, match=rf"Manifest would be too long for a document \({length} bytes\)"):
         dump(manifest)
