@@ -181,8 +181,8 @@ class Incarnation:
         self._keeper.start()
         try:
             self._container.drop_images()  # the agent before may have ended right after CRIU had read them
-            if self._container.network is not None:
-                self._container.network.claim()
+            if self._container.network is not None and not network.claim(self._container.network.name):
+                log.warning("another agent has claimed the private network of this instance")
             self._inner.open(self._container.network)
             self._open_relay()
             if record.incarnation is not None and record.incarnation.started_at is None:

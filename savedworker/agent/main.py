@@ -23,7 +23,7 @@ from savedworker.agent.lease import holds
 from savedworker.agent.registry import log_in
 from savedworker.agent.shim import lease_clock
 from savedworker.agent.shim_client import ShimClient, ShimGone
-from savedworker.checkpoint import images, native, restore
+from savedworker.checkpoint import images, native, network, restore
 from savedworker.checkpoint.container import Container, first_runtime
 from savedworker.checkpoint.tools import Tools, find_tools
 from savedworker.crashpoints import crash_point
@@ -213,6 +213,7 @@ class _Agent:
         notice: ActiveNotice | None = None
         engine = EngineWatch()
         tried: tuple[Manifest | None, float] | None = None
+        waits = False
         while True:
             try:
                 held = self.worker.load_record()
@@ -235,6 +236,14 @@ class _Agent:
                     return None
                 if isinstance(answer, Wait):
                     time.sleep(min(1.0, spec.lease_term / 40))
+                    continue
+                if spec.network == "private" and not network.claim():
+                    if not waits:
+                        log.warning(
+                            "another worker has the private network of this instance: waiting for its end"
+                        )
+                    waits = True
+                    time.sleep(1.0)
                     continue
                 manifest = self._manifest(spec, answer.checkpoint)
                 if manifest is not None:

@@ -115,7 +115,7 @@ class BaseKeeper:
                     log.warning("%s: the memory that is told against it is stored anew", error)
                 self._inherited.pop()
             warm(self._container.pids(), self.base, self._chunks(), still_wanted)
-            shm = find_shm_sources(self._container.home.shm)
+            shm = find_shm_sources(self._container.home.shm, still_wanted)
             warm_shm(shm, self.base, self._chunks(), still_wanted)
 
     def _keep_warm(self) -> None:
@@ -161,7 +161,7 @@ class BaseKeeper:
 
     def has_room(self) -> bool:
         """Whether the disk takes a copy of the memory beside the images of a checkpoint."""
-        return self._fits(self._container.cgroup.memory())
+        return self._fits(self._container.memory())
 
     def _fits(self, memory: int, beside: int = 0) -> bool:
         """Whether the base of ``memory`` bytes fits, with the images of a checkpoint of them and ``beside`` bytes of something else."""

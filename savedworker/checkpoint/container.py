@@ -118,6 +118,8 @@ class Container:
         self.home = Home(home)
         self.cgroup = Cgroup(cgroup)
         self.lower = lower
+        self.shm_restored = 0
+        """Bytes of the large files in ``/dev/shm`` when the worker was restored here."""
         self.network = network.PrivateNetwork(_netns_name(home)) if runtime.network == "private" else None
 
     def prepare(self, fill: Callable[[Home], None] | None = None) -> None:
@@ -203,6 +205,14 @@ class Container:
         except OSError:
             self.home.images.rmdir()
             raise
+
+    def memory(self) -> int:
+        """Bytes of the worker's memory now. What a restore wrote into ``/dev/shm`` was charged to the agent."""
+        charged = self.cgroup.memory()
+        if not self.shm_restored:
+            return charged
+        disk = os.statvfs(self.home.shm)
+        return charged + min(self.shm_restored, (disk.f_blocks - disk.f_bfree) * disk.f_frsize)
 
     def drop_images(self) -> None:
         """Take the images away, from memory or disk. May be called at any time that CRIU does not read them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import json
 import os
@@ -59,59 +60,73 @@ class Redirect:
     to: int
 
 
+_claims: dict[int, socket.socket] = {}
+"""Of this process, by network namespace: they go with it."""
+
+
+def claim(name: str = "") -> bool:
+    """Claim this instance's link and rules for this process. False when another has them, or a worker other than that in the namespace ``name``.
+
+    Raises Fatal when that cannot be seen.
+    """
+    here = os.stat("/proc/thread-self/ns/net").st_ino
+    if here not in _claims:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            made.bind(_CLAIM)
+        except OSError as error:
+            made.close()
+            if error.errno != errno.EADDRINUSE:
+                raise Fatal(f"the private network cannot be claimed: {error.strerror}") from error
+            return False
+        _claims[here] = made
+    there = _leads_to()
+    if there is None or name in there:
+        return True
+    # Without a name it is another container's. What a killed agent left has a name, and nothing runs in it.
+    ip = need("ip", "iproute2")
+    return bool(there) and not any(run([ip, "netns", "pids", x], check=False).stdout.strip() for x in there)
+
+
+def _leads_to() -> list[str] | None:
+    """The name of the namespace to which the link leads, if it is one that can be seen from here; None without a link. Raises Fatal."""
+    ip = need("ip", "iproute2")
+    try:
+        links = json.loads(run([ip, "-json", "link", "show", _LINK], check=False).stdout or "[]")
+        spaces = json.loads(run([ip, "-json", "netns", "list"], check=False).stdout or "[]")
+        numbers = {x["link_netnsid"] for x in links if "link_netnsid" in x}
+        return [x["name"] for x in spaces if x.get("id") in numbers] if links else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Fatal(f"ip does not say what the link {_LINK} leads to: {error}") from error
+
+
 class PrivateNetwork:
     """A network namespace joined to this instance's by a veth pair and address translation. One per instance.
 
-    Link and rules have fixed names: they are those of whoever has the claim, a socket that goes with its process.
+    Link and rules have fixed names: they are those of the process that has the claim, or of the worker that runs with them.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.path = Path("/run/netns") / name
-        self._claim: socket.socket | None = None
-
-    def claim(self) -> bool:
-        """Claim this instance's link and rules, if no other process has and no other worker uses them. Whether they are ours now."""
-        if self._claim is None:
-            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                claim.bind(_CLAIM)
-            except OSError:
-                claim.close()
-                return False
-            if self._others():  # whose agent was killed, and is about to be started again
-                claim.close()
-                return False
-            self._claim = claim
-        return True
-
-    def _others(self) -> bool:
-        """Whether the link leads to another namespace, in which something runs."""
-        ip = need("ip", "iproute2")
-        try:
-            links = json.loads(run([ip, "-json", "link", "show", _LINK], check=False).stdout or "[]")
-            spaces = json.loads(run([ip, "-json", "netns", "list"], check=False).stdout or "[]")
-            there = {x.get("link_netnsid") for x in links}
-            names = [x["name"] for x in spaces if x.get("id") in there and x["name"] != self.name]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Fatal(f"ip does not say what the link {_LINK} leads to: {error}") from error
-        return any(run([ip, "netns", "pids", name], check=False).stdout.strip() for name in names)
+        self._made = False
 
     def create(self) -> None:
         """Make the namespace, its link and the translation rules. Raises Fatal; undoes what it did then."""
         ip = need("ip", "iproute2")
-        if not self.claim():
+        if not claim():
             raise Fatal(
                 "another worker has the private network of this instance: there is one",
                 "run one worker at a time on an instance, or give it --network host",
             )
         try:
-            self._remove_shared()  # of an agent that was killed
+            self._remove(True)  # of an agent that was killed
             self.path.parent.mkdir(parents=True, exist_ok=True)  # an image may have no /run
             run([ip, "netns", "add", self.name])
             inside: tuple[str | Path, ...] = (ip, "-n", self.name)
             run([*inside, "link", "set", "lo", "up"])
             run([ip, "link", "add", _LINK, "type", "veth", "peer", "name", "eth0", "netns", self.name])
+            self._made = True
             run([ip, "addr", "add", f"{GATEWAY}/30", "dev", _LINK])
             run([ip, "link", "set", _LINK, "up"])
             run([*inside, "link", "set", "eth0", "address", _MAC])
@@ -167,20 +182,19 @@ class PrivateNetwork:
 
     def remove(self) -> None:
         """Take everything away again; nothing happens when it is gone, or is another's."""
-        if self.path.exists():
-            run([need("ip", "iproute2"), "netns", "delete", self.name], check=False)
-        if self.claim():
-            self._remove_shared()
-        if self._claim is not None:
-            self._claim.close()
-            self._claim = None
+        self._remove(self._made or self.name in (_leads_to() or ()))
+        self._made = False
 
-    @staticmethod
-    def _remove_shared() -> None:
-        # The kernel takes its time to clean a namespace up; the name of the link is needed again at once.
-        run([need("ip", "iproute2"), "link", "delete", _LINK], check=False)
-        with contextlib.suppress(Fatal):
-            run([need("nft", "nftables"), "delete", "table", "inet", _TABLE], check=False)
+    def _remove(self, link: bool) -> None:
+        """Take the namespace away, and with ``link`` what leads there."""
+        ip = need("ip", "iproute2")
+        if self.path.exists():
+            run([ip, "netns", "delete", self.name], check=False)
+        if link:
+            # The kernel takes its time to clean a namespace up; the name of the link is needed again at once.
+            run([ip, "link", "delete", _LINK], check=False)
+            with contextlib.suppress(Fatal):
+                run([need("nft", "nftables"), "delete", "table", "inet", _TABLE], check=False)
 
     def outbound(self) -> list[str]:
         """The TCP connections that leave the worker, as ``local -> peer``."""

@@ -25,7 +25,7 @@ from savedworker.checkpoint.fetching import Fetching
 from savedworker.checkpoint.fingerprinting import FileDigests, instance_fingerprint, same_files_here
 from savedworker.checkpoint.free_memory import rooms
 from savedworker.checkpoint.keys import chunk_keys, read_index
-from savedworker.checkpoint.memory import Keep, Target, file_target, image_targets, rebuild
+from savedworker.checkpoint.memory import Keep, Target, file_target, image_targets, rebuild, shm_size
 from savedworker.checkpoint.memory.pagemap import PAGE
 from savedworker.checkpoint.migration_file import add_migration, tell_incarnation
 from savedworker.checkpoint.network import reset_all
@@ -151,6 +151,7 @@ def restore(
             crash_point("restore.images.after")
             snapshots.extend(extracted.result() for extracted in under_way)
             crash_point("restore.layer.after")
+        container.shm_restored = shm_size(home.shm)
         if keep is not None:
             keep.close()
 
@@ -238,7 +239,8 @@ def _place_images(container: Container, manifest: Manifest, shm: layer.LayerInde
     """
     size = _image_size(manifest)
     spaces = len(manifest.image_memory)
-    need = memory_need(size, spaces, _size(shm), budget)
+    processes = sum(x.name != x.pages for x in manifest.image_memory)
+    need = memory_need(size, processes, _size(shm), budget)
     place = choose_place(need, rooms())
     if place.in_memory:
         # In whole pages; the small ones may be written anew.

@@ -39,8 +39,8 @@ from savedworker.checkpoint.memory import (
     Spill,
     Unreadable,
     capture,
-    find_shm_sources,
     find_sources,
+    shm_size,
     shm_sources,
     space_name,
 )
@@ -523,18 +523,18 @@ class Saver:
 
     def _written(self, hold: bool) -> int:
         """Bytes of memory that are to be written to the disk, at most: by CRIU, or by us if the worker is to run on."""
-        cgroup = self._container.cgroup
+        container = self._container
         if not hold or not self._can_read_live(hold):
-            return cgroup.memory()
-        in_shm = sum(x.space.size for x in find_shm_sources(self._container.home.shm))
-        return max(0, cgroup.shared_memory() - in_shm)
+            return container.memory()
+        in_files = max(0, shm_size(container.home.shm) - container.shm_restored)
+        return max(0, container.cgroup.shared_memory() - in_files)
 
     def _can_read_live(self, hold: bool) -> bool:
         """Whether the memory is better read from the frozen processes than written by CRIU.
 
         A worker that is to run on soon waits until what is new is on local disk, which CRIU does faster.
         """
-        return self._readable and (hold or self._base.size > self._container.cgroup.memory() / 2)
+        return self._readable and (hold or self._base.size > self._container.memory() / 2)
 
     def seconds_to_safe(self) -> float:
         """How long a checkpoint would take now, from a notice to its commit, going by those that were taken here."""
@@ -542,7 +542,7 @@ class Saver:
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes of memory that the base lacks and has, by and large."""
-        memory = self._container.cgroup.memory()
+        memory = self._container.memory()
         known = min(self._base.size, memory)
         return memory - known, known
 
@@ -887,7 +887,7 @@ class Saver:
         A stopped process deadlocks CRIU on the version 1 freezer; thawing lets CRIU end by itself (PLATFORM hazard 4). One
         that is not wanted any more is left alone, since a CRIU that is killed can take the worker with it.
         """
-        patience = _DUMP_PATIENCE + self._container.cgroup.memory() / _DUMP_RATE
+        patience = _DUMP_PATIENCE + self._container.memory() / _DUMP_RATE
         until = time.monotonic() + patience
         while not reached.is_set():
             try:

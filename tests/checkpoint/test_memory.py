@@ -827,3 +827,11 @@ def test_a_base_never_has_a_window_twice(tmp_path: Path, chunks: ChunkStore, poo
     folder = write_dump(tmp_path / "3", sparse)
     stored = capture(find_sources(folder, {}), base, chunks, pool, keep=False)
     rebuilt(folder, stored.spaces, tmp_path / "back", chunks.get, pool)
+
+
+def test_a_pagemap_that_is_too_long_for_what_it_tells_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "pagemap-1.img"
+    path.write_bytes(pack(MAGIC, [number_field(1, 1)]))
+    os.truncate(path, 1 << 40)
+    with pytest.raises(Corrupt, match="too long"):
+        read_pagemap(path, 1 << 30)

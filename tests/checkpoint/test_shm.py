@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from savedworker.checkpoint import base_keeper, layer
+from savedworker.checkpoint import restore as restoring
 from savedworker.checkpoint.keys import read_index
 from savedworker.checkpoint.layer import (
     SPACE_PATH_MAX,
@@ -46,8 +48,10 @@ from savedworker.checkpoint.memory import (
 )
 from savedworker.checkpoint.memory.pagemap import PAGE, PAGES, WINDOW
 from savedworker.checkpoint.memory.records import Words, blank
+from savedworker.checkpoint.save import Saver, TooLate
 from savedworker.model.errors import Fatal
 from savedworker.model.manifest import StoredMemory
+from savedworker.model.room import memory_need
 from savedworker.store.backend import open_store
 from savedworker.store.chunks import ChunkStore
 from tests.checkpoint.bench import Bench
@@ -117,9 +121,9 @@ class Tmpfs:
         return target
 
     def comes_back(self, name: str = "back") -> None:
-        found = self.back(name)
-        assert described(found, holes=False) == described(self.root, holes=False)
-        subprocess.run(["umount", found], check=True)
+        back = self.back(name)
+        assert described(back, holes=False) == described(self.root, holes=False)
+        subprocess.run(["umount", back], check=True)
 
     def close(self) -> None:
         for folder in self.folder.iterdir():
@@ -139,6 +143,10 @@ def shm() -> Iterator[Tmpfs]:
 
 def noise(seed: int, size: int) -> bytes:
     return np.random.default_rng(seed).bytes(size)
+
+
+def found(shm: Tmpfs) -> list[ByOffset]:
+    return list(find_shm_sources(shm.root, lambda: None))
 
 
 def scatter(path: Path, every: int = 20) -> None:
@@ -230,19 +238,59 @@ def test_a_path_that_is_too_long_to_be_opened_by_is_stored_as_other_files_are(sh
 def test_what_is_read_ahead_is_the_base_of_the_first_checkpoint(shm: Tmpfs) -> None:
     for number in range(3):
         (shm.root / f"{number}").write_bytes(noise(number, 4 * MIB))
-    read = warm_shm(find_shm_sources(shm.root), shm.base, shm.store, lambda: None)
+    read = warm_shm(found(shm), shm.base, shm.store, lambda: None)
     assert read == 12 * MIB
-    assert warm_shm(find_shm_sources(shm.root), shm.base, shm.store, lambda: None) == 0
+    assert warm_shm(found(shm), shm.base, shm.store, lambda: None) == 0
     scatter(shm.root / "1")
     shm.capture()
     assert shm.uploaded < MIB // 4
     shm.comes_back()
 
 
+def test_reading_ahead_ends_when_it_is_not_wanted(shm: Tmpfs) -> None:
+    """At each file that is looked for, and each window that is read."""
+    for number in range(3):
+        (shm.root / f"{number}").write_bytes(noise(number, 8 * MIB))
+    for turn in range(1, 10):
+        left = turn
+
+        def still_wanted() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise TimeoutError
+
+        with pytest.raises(TimeoutError):
+            warm_shm(find_shm_sources(shm.root, still_wanted), shm.base, shm.store, still_wanted)
+        assert len(shm.base._slots) == 0 if turn < 3 else len(shm.base._slots) <= 6
+        shm.base.clear()
+    assert warm_shm(find_shm_sources(shm.root, lambda: None), shm.base, shm.store, lambda: None) == 24 * MIB
+
+
+def test_a_folder_that_vanishes_while_files_are_looked_for_is_left_out(shm: Tmpfs) -> None:
+    for number in range(3):
+        (shm.root / f"{number}").mkdir()
+        (shm.root / f"{number}/file").write_bytes(noise(number, 2 * MIB))
+    sources = find_shm_sources(shm.root, lambda: None)
+    first = next(sources)
+    for number in range(3):
+        if not first.file.path.startswith(f"{number}/"):
+            shutil.rmtree(shm.root / f"{number}")
+    assert list(sources) == []
+
+
+def test_from_more_than_a_mib_on_a_file_is_a_space(shm: Tmpfs) -> None:
+    for size in (MIB - 1, MIB, MIB + 1):
+        (shm.root / f"{size}").write_bytes(noise(size, size))
+    shm.capture()
+    assert [x.size for x in shm.memory] == [MIB + PAGE]
+    shm.comes_back()
+
+
 def test_files_that_change_while_they_are_read_ahead_are_left_out_and_the_others_are_not(shm: Tmpfs) -> None:
     for number in range(4):
         (shm.root / f"{number}").write_bytes(noise(number, 8 * MIB))
-    sources = find_shm_sources(shm.root)
+    sources = found(shm)
     os.truncate(shm.root / "0", 5 * MIB)
     (shm.root / "1").unlink()
     (shm.root / "2").rename(shm.root / "1")
@@ -259,7 +307,7 @@ def test_no_file_of_the_host_is_read_through_a_folder_that_became_a_link(shm: Tm
     for folder in (precious, shm.root / "folder"):
         (folder / "file").write_bytes(noise(1, 2 * MIB))
         os.mkfifo(folder / "fifo")
-    (source,) = find_shm_sources(shm.root)
+    (source,) = found(shm)
     shutil.move(shm.root / "folder", shm.root / "aside")
     (shm.root / "folder").symlink_to(precious)
     read = blank()
@@ -268,7 +316,7 @@ def test_no_file_of_the_host_is_read_through_a_folder_that_became_a_link(shm: Tm
         source.read(source.space.windows[0], read)
     assert not read.any()
     assert warm_shm([source], shm.base, shm.store, lambda: None) == 0
-    assert [x.file.path for x in find_shm_sources(shm.root)] == ["aside/file"]
+    assert [x.file.path for x in found(shm)] == ["aside/file"]
 
 
 def test_nothing_of_the_host_is_even_opened_through_such_a_link(shm: Tmpfs) -> None:
@@ -278,7 +326,7 @@ def test_nothing_of_the_host_is_even_opened_through_such_a_link(shm: Tmpfs) -> N
         folder.mkdir()
     (shm.root / "folder/file").write_bytes(noise(1, 2 * MIB))
     os.mkfifo(pipes / "file")
-    (source,) = find_shm_sources(shm.root)
+    (source,) = found(shm)
     shutil.move(shm.root / "folder", shm.root / "aside")
     (shm.root / "folder").symlink_to(pipes)
     waiting = subprocess.Popen(["sh", "-c", 'echo >"$0"', pipes / "file"])
@@ -296,17 +344,15 @@ def test_nothing_of_the_host_is_even_opened_through_such_a_link(shm: Tmpfs) -> N
 def test_data_that_a_worker_moves_on_before_the_reader_has_an_end(
     shm: Tmpfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content, "_SURPLUS", MIB)
+    monkeypatch.setattr(content, "_SURPLUS", 32)
     with (shm.root / "file").open("wb+") as file:
         file.truncate(64 * MIB)
         before = os.fstat(file.fileno())
         for at in range(0, 64 * MIB, MIB):
             os.pwrite(file.fileno(), bytes(PAGE), at)
-        found = list(content.extents(file.fileno(), before, changing=False))
-        assert len(found) == 64
-        assert list(content.extents(file.fileno(), os.fstat(file.fileno()), changing=True)) == found
-        for at in range(0, 64 * MIB, MIB):
-            os.pwrite(file.fileno(), bytes(16 * PAGE), at)
+        there = list(content.extents(file.fileno(), before, changing=False))
+        assert len(there) == 64
+        assert list(content.extents(file.fileno(), os.fstat(file.fileno()), changing=True)) == there
         with pytest.raises(OSError, match="Stale"):
             list(content.extents(file.fileno(), before, changing=True))
 
@@ -334,10 +380,26 @@ def test_many_files_are_rebuilt_with_one_buffer_for_each_thread(
 
 def test_a_file_in_whose_place_a_fifo_is_holds_nobody_up(shm: Tmpfs) -> None:
     (shm.root / "file").write_bytes(noise(1, 2 * MIB))
-    (source,) = find_shm_sources(shm.root)
+    (source,) = found(shm)
     (shm.root / "file").unlink()
     os.mkfifo(shm.root / "file")
     with pytest.raises(ChangedWhileFrozen):
+        source.read(source.space.windows[0], blank())
+
+
+def test_a_file_that_changes_in_the_midst_of_reading_it_is_not_taken(
+    shm: Tmpfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shm.root / "file").write_bytes(noise(1, 2 * MIB))
+    (source,) = found(shm)
+    original = ByOffset._read
+
+    def changes(*values: Any) -> None:
+        original(*values)
+        os.truncate(shm.root / "file", 3 * MIB)
+
+    monkeypatch.setattr(ByOffset, "_read", changes)
+    with pytest.raises(ChangedWhileFrozen, match="another one"):
         source.read(source.space.windows[0], blank())
 
 
@@ -421,9 +483,9 @@ while True:
 class Sharing:
     """A worker of two processes that share a file of 48 MiB; one changes a byte in each twentieth page of it when it is told to."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, program: str = SHARES) -> None:
         self.bench = bench
-        bench.python(SHARES)
+        bench.python(program)
         bench.until_output("seen")
 
     @property
@@ -480,6 +542,67 @@ def test_no_room_on_the_disk_is_needed_for_what_is_shared_and_no_copy_made(
     assert saved.bytes_uploaded < 6 * MIB
     bench.restore()
     sharing.is_right()
+    sharing.change()
+
+
+ANONYMOUS = SHARES.replace(
+    "if os.fork() == 0:",
+    "more = mmap.mmap(-1, 32 << 20)\nmore.write(os.urandom(32 << 20))\nif os.fork() == 0:",
+)
+
+
+def test_room_is_needed_for_what_is_shared_without_a_name_also_after_a_move(bench: Bench) -> None:
+    """CRIU writes that. What a restore wrote into /dev/shm is charged to the agent, and is memory of the worker all the same."""
+    sharing = Sharing(bench, ANONYMOUS)
+    bench.saver.warm_now()
+    for _ in range(2):
+        assert 32 * MIB <= bench.saver._written(hold=True) < 36 * MIB
+        assert 80 * MIB <= sum(bench.saver._sizes()) < 140 * MIB
+        saved = bench.save(hold=True)
+        assert 32 * MIB <= saved.manifest.bytes_image < 80 * MIB, "without what is in files"
+        bench.restore()
+        sharing.change()
+        bench.saver.warm_now()
+
+
+def test_a_last_checkpoint_of_shared_memory_ends_at_its_deadline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in /dev/shm counts in what is foretold."""
+    sharing = Sharing(bench)
+    told: list[int] = []
+    original = Saver._in_time
+
+    def telling(saver: Saver, sources: Sequence[Source], *values: Any) -> Any:
+        told.append(sum(x.space.size for x in sources))
+        return original(saver, sources, *values)
+
+    monkeypatch.setattr(Saver, "_in_time", telling)
+    bench.saver.save("1-1", "notice", lambda _: None, hold=False, deadline=time.monotonic() + 600)
+    with pytest.raises(TooLate):
+        bench.saver.save("1-2", "notice", lambda _: None, hold=True, deadline=time.monotonic())
+    taken = bench.saver.save("1-3", "notice", lambda _: None, hold=True, deadline=time.monotonic() + 600)
+    assert told[-1] == sum(x.size for x in taken.manifest.memory) > 48 * MIB
+    bench.restore(taken.manifest)
+    sharing.change()
+
+
+def test_a_restore_has_room_for_what_is_shared_beside_its_images(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing = Sharing(bench)
+    bench.save()
+    asked: list[tuple[int, ...]] = []
+
+    def need(*numbers: int) -> int:
+        asked.append(numbers)
+        return memory_need(*numbers)
+
+    monkeypatch.setattr(restoring, "memory_need", need)
+    bench.restore()
+    assert bench.manifest is not None
+    ((_, processes, beside, _),) = asked
+    assert (processes, beside) == (len(bench.manifest.image_memory), 48 * MIB)
     sharing.change()
 
 
@@ -561,7 +684,7 @@ def test_a_tmpfs_that_is_too_small_for_it_is_told(bench: Bench, monkeypatch: pyt
 
 def test_a_source_says_what_it_is(shm: Tmpfs) -> None:
     (shm.root / "file").write_bytes(noise(1, WINDOW + 5))
-    (source,) = find_shm_sources(shm.root)
+    (source,) = found(shm)
     assert isinstance(source, ByOffset)
     assert (source.space.pages, source.space.process, source.space.size) == (None, None, WINDOW + PAGE)
     assert [x.number for x in source.space.windows] == [0, 1]

@@ -194,8 +194,13 @@ SPACE = MANIFEST.memory[0]
     {"images": (FILES,), "packed": NOTHING, "memory": (SPACE, SPACE)},
     {"images": (FILES,), "packed": NOTHING, "memory": (SPACE.model_copy(update={"pages": "files.img"}),)},
     {"images": (FILES,), "packed": NOTHING, "memory": (SPACE,)},
+    {"images": (FILES, ImageFile(name="x.img", size=8192)), "packed": NOTHING, "memory": (
+        SPACE.model_copy(update={"name": "x.img", "pages": "x.img", "size": 8192}), SPACE.model_copy(update={"name": "x.img"}))},
+    {"images": (FILES, ImageFile(name="pagemap-1.img", size=1 << 30)), "packed": NOTHING, "memory": (SPACE.model_copy(update={
+        "name": "pagemap-1.img", "pages": "pagemap-1.img", "size": 1 << 30, "groups": (MemoryGroup(key=KEY, windows=tuple(range(256))),)}), SPACE)},
 ], ids=["none", "without files.img", "one twice", "larger than the disk", "a chunk that is not there", "sizes that differ",
-        "memory larger than the disk", "memory twice", "memory over an image", "memory without a pagemap"])  # fmt: skip
+        "memory larger than the disk", "memory twice", "memory over an image", "memory without a pagemap",
+        "a pagemap of another name", "a pagemap that is too long"])  # fmt: skip
 def test_images_that_cannot_be_a_checkpoint_are_refused(
     chunks: ChunkStore, tmp_path: Path, update: dict[str, Any]
 ) -> None:

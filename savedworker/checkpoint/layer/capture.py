@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,7 @@ STAGES = "layer-*"
 """What the directories of copies are called."""
 
 _NAMES = 1024
-"""Names between two looks whether the capture is still wanted."""
+"""Names, and pieces of a file, between two looks whether the capture is still wanted."""
 
 Apart = Callable[[str, os.stat_result], str | None]
 """The name under which the data of the file at a path is stored elsewhere; None for a file that is to be stored here."""
@@ -160,7 +160,9 @@ def finish(
                         if stat.S_ISREG(status.st_mode) and status.st_size > 0:
                             space = apart(path, status) if apart is not None else None
                             if space is not None:
-                                elsewhere[identity] = _held(path, directory, name, status, space, False)
+                                elsewhere[identity] = _held(
+                                    path, directory, name, status, space, False, check
+                                )
                             else:
                                 with open_regular(directory, name, identity) as file:
                                     staged[identity] = stage.copy(file, status, path)
@@ -185,27 +187,42 @@ class Held:
     runs: tuple[tuple[int, int], ...]
 
 
-def _held(path: str, directory: int, name: str, status: os.stat_result, space: str, changing: bool) -> Held:
+def _held(
+    path: str,
+    directory: int,
+    name: str,
+    status: os.stat_result,
+    space: str,
+    changing: bool,
+    check: Callable[[], None] | None,
+) -> Held:
     """Raises Unreadable."""
+    runs: list[tuple[int, int]] = []
     with open_regular(directory, name, (status.st_dev, status.st_ino)) as file:
         try:
-            return Held(path, status, space, tuple(pieces(extents(file, status, changing))))
+            for run in pieces(extents(file, status, changing)):
+                runs.append(run)
+                if check is not None and len(runs) % _NAMES == 0:
+                    check()
         except OSError as error:
             raise Unreadable(error) from error
+    return Held(path, status, space, tuple(runs))
 
 
-def held_apart(root: Path, apart: Apart) -> list[Held]:
-    """The files below ``root`` that are ``apart``, while its worker may be changing them: what vanishes meanwhile is left out. Raises Fatal, Refused."""
-    found: list[Held] = []
+def held_apart(root: Path, apart: Apart, check: Callable[[], None]) -> Iterator[Held]:
+    """The files below ``root`` that are ``apart``, while its worker may be changing them: what vanishes meanwhile is left out.
+
+    ``check`` is called before each file, and within large ones, and ends it by raising. Raises Fatal, Refused.
+    """
     with os_errors("read", root):
         cursor = DirectoryCursor(root)
     with cursor:
         for path, directory, name, status in walk(cursor, tolerant=True):
             space = apart(path, status) if stat.S_ISREG(status.st_mode) else None
             if space is not None:
+                check()
                 with contextlib.suppress(Unreadable):
-                    found.append(_held(path, directory, name, status, space, True))
-    return found
+                    yield _held(path, directory, name, status, space, True, check)
 
 
 @dataclass(slots=True)

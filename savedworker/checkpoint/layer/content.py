@@ -20,8 +20,8 @@ _HOLE_WORTH_KEEPING = 64 << 10
 """Bytes. A smaller hole inside a chunk is stored as zeros: a chunk for every page would cost more than it saves."""
 _SMALL = 128 << 10
 """Bytes. Up to this size files share one staging file: creating one for each costs more than the copy."""
-_SURPLUS = 256 << 20
-"""Bytes of data that a file may have got while it is read, beyond four times what it had (as much as a file system may have compressed it)."""
+_SURPLUS = 4096
+"""Extents that a file may have got while it is read, beyond one for each KiB that it had."""
 _STEP = 64 << 20
 """Bytes copied between two looks at the deadline."""
 _NOT_HERE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -66,9 +66,9 @@ def open_regular(directory: int, name: str, identity: FileId) -> OpenFile:
 def extents(fd: int, status: os.stat_result, changing: bool) -> Iterator[tuple[int, int]]:
     """(offset, length) in bytes of what is not a hole (lseek(2), SEEK_DATA). Raises OSError.
 
-    Of a file that somebody may be ``changing`` only as much as it could have: data that moves on before us would have no end.
+    Of a file that somebody may be ``changing`` only as many as it could have had: data that moves on before us would have no end.
     """
-    size, left = status.st_size, 4 * status.st_blocks * 512 + _SURPLUS
+    size, left = status.st_size, status.st_blocks // 2 + _SURPLUS
     if status.st_blocks * 512 >= size:  # no room for a hole: the usual small file needs no seeking
         if size:
             yield 0, size
@@ -87,7 +87,7 @@ def extents(fd: int, status: os.stat_result, changing: bool) -> Iterator[tuple[i
         if start >= size:
             return
         position = min(os.lseek(fd, start, os.SEEK_HOLE), size)
-        left -= position - start
+        left -= 1
         if changing and left < 0:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         yield start, position - start

@@ -11,7 +11,13 @@ worker, ``keep.py`` and ``inherit.py`` have that of the checkpoint it was restor
 """
 
 from savedworker.checkpoint.memory.base import Base, BaseDamaged
-from savedworker.checkpoint.memory.by_offset import ByOffset, find_shm_sources, shm_sources, space_name
+from savedworker.checkpoint.memory.by_offset import (
+    ByOffset,
+    find_shm_sources,
+    shm_size,
+    shm_sources,
+    space_name,
+)
 from savedworker.checkpoint.memory.capture import Captured, Chunks, capture
 from savedworker.checkpoint.memory.inherit import inherit
 from savedworker.checkpoint.memory.keep import Keep
@@ -39,6 +45,7 @@ __all__ = [
     "image_targets",
     "inherit",
     "rebuild",
+    "shm_size",
     "shm_sources",
     "space_name",
     "warm",

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
 from savedworker.checkpoint.layer import SPACE_PATH_MAX, ChangedWhileFrozen, Held, held_apart
-from savedworker.checkpoint.layer.errors import OUTSIDER
-from savedworker.checkpoint.memory.files import opened, read_at
+from savedworker.checkpoint.layer.content import Unreadable, open_regular
+from savedworker.checkpoint.layer.errors import OUTSIDER, os_errors
+from savedworker.checkpoint.layer.index import ROOT
+from savedworker.checkpoint.layer.tree import DirectoryCursor, walk
+from savedworker.checkpoint.memory.files import read_at
 from savedworker.checkpoint.memory.pagemap import PAGE, Space, Window, space_of
 from savedworker.checkpoint.memory.records import Words, as_bytes
 
@@ -48,16 +51,22 @@ class ByOffset:
     """Whether nobody may change its content while it is read."""
 
     def read(self, window: Window, content: Words) -> None:
-        """Raises ChangedWhileFrozen when it is another file by now."""
+        """Raises ChangedWhileFrozen when it is another file by now. Nothing outside of ``root`` is opened, whatever the worker makes of its folders."""
+        parent, _, name = self.file.path.rpartition("/")
+        before = self.file.status
         try:
-            # Looked at before it is opened: what a link leads to may be somebody's terminal or pipe.
-            with opened(self.root / self.file.path, os.O_PATH | os.O_NOFOLLOW) as found:
-                self._check_that_it_is(os.fstat(found))
-                with opened(Path(f"/proc/self/fd/{found}"), os.O_RDONLY) as fd:
-                    self._read(fd, window, content)
-                    self._check_that_it_is(os.fstat(fd))
+            with (
+                DirectoryCursor(self.root) as cursor,
+                open_regular(cursor.open(parent or ROOT), name, (before.st_dev, before.st_ino)) as fd,
+            ):
+                self._read(fd, window, content)
+                after = os.fstat(fd)
+        except Unreadable as error:
+            raise self._changed(error.cause.strerror) from error
         except OSError as error:
-            raise self._changed() from error
+            raise self._changed(error.strerror) from error
+        if _content(after, self.frozen) != _content(before, self.frozen):
+            raise self._changed("it is another one")
 
     def _read(self, fd: int, window: Window, content: Words) -> None:
         into, size = as_bytes(content), self.file.status.st_size
@@ -69,20 +78,14 @@ class ByOffset:
             read_at(fd, part[first:last], offset + first)
             part[last:] = bytes(segment.length - last)
 
-    def _check_that_it_is(self, status: os.stat_result) -> None:
-        """A worker that runs could put a link to something else in the place of a folder."""
-        if _identity(status, self.frozen) != _identity(self.file.status, self.frozen):
-            raise self._changed()
-
-    def _changed(self) -> ChangedWhileFrozen:
+    def _changed(self, why: str | None) -> ChangedWhileFrozen:
         where = f"{self.root.name}/{self.file.path}"
-        return ChangedWhileFrozen(f"{where!r} changed while it was read", fix=OUTSIDER)
+        return ChangedWhileFrozen(f"{where!r} changed while it was read: {why}", fix=OUTSIDER)
 
 
-def _identity(status: os.stat_result, content: bool) -> tuple[int, ...]:
-    """What stays while it is the same file, and of the same ``content`` as far as its time tells."""
-    found = (status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode), status.st_size)
-    return (*found, status.st_ctime_ns) if content else found
+def _content(status: os.stat_result, frozen: bool) -> tuple[int, ...]:
+    """What stays while the content does, as far as anything tells."""
+    return (status.st_size, status.st_ctime_ns) if frozen else (status.st_size,)
 
 
 def shm_sources(root: Path, files: Iterable[Held]) -> list[ByOffset]:
@@ -90,10 +93,26 @@ def shm_sources(root: Path, files: Iterable[Held]) -> list[ByOffset]:
     return [ByOffset(space_of(file.space, file.runs), root, file, True) for file in files]
 
 
-def find_shm_sources(root: Path) -> list[ByOffset]:
-    """The spaces in the ``/dev/shm`` at ``root`` now, while its worker may be changing them. Raises Fatal, Refused."""
-    files = held_apart(root, space_name)
-    return [ByOffset(space_of(file.space, file.runs), root, file, False) for file in files]
+def find_shm_sources(root: Path, still_wanted: Callable[[], None]) -> Iterator[ByOffset]:
+    """The spaces in the ``/dev/shm`` at ``root``, while its worker may be changing them: one after the other, as many as they may be.
+
+    Raises Fatal, Refused, and what ``still_wanted`` does, which is called again and again.
+    """
+    for file in held_apart(root, space_name, still_wanted):
+        yield ByOffset(space_of(file.space, file.runs), root, file, False)
+
+
+def shm_size(root: Path) -> int:
+    """Bytes of memory that the spaces in the ``/dev/shm`` at ``root`` are now. Raises Fatal, Refused."""
+    with os_errors("read", root):
+        cursor = DirectoryCursor(root)
+    with cursor:
+        found = walk(cursor, tolerant=True)
+        return sum(
+            status.st_blocks * 512
+            for path, _, _, status in found
+            if stat.S_ISREG(status.st_mode) and space_name(path, status)
+        )
 
 
 def deleted_files(folder: Path) -> list[ByOffset]:

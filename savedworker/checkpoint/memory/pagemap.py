@@ -20,6 +20,8 @@ _PAGEMAP_MAGIC = 0x56084025
 _ANY, _PRIVATE = re.compile(r"pagemap-(?:shmem-)?\d+\.img"), re.compile(r"pagemap-(\d+)\.img")
 _IN_PARENT, _LAZY, _PRESENT = 1, 2, 4
 _END = 1 << 64
+_MOST_HEADERS, _MOST_ENTRY = 4096, 64
+"""Bytes of a pagemap beside its entries, and of an entry, which tells of a page at least; at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ def is_pagemap(name: str) -> bool:
 def read_pagemap(path: Path, limit: int) -> Space:
     """The space that ``path`` describes, of at most ``limit`` bytes. Raises Corrupt when it is none, or has pages elsewhere."""
     try:
+        if path.stat().st_size > _MOST_HEADERS + limit // PAGE * _MOST_ENTRY:
+            raise ValueError("it is too long for what it tells")
         data = path.read_bytes()
         found = list(entries(data, magic(IMAGE, _PAGEMAP_MAGIC)))
         pages = next(x for number, x, _ in fields(found[0]) if number == 1 and isinstance(x, int))

@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from savedworker.checkpoint.memory.files import opened, write_at
-from savedworker.checkpoint.memory.pagemap import PAGE, WINDOW, Space, Window, read_pagemap, space_of
+from savedworker.checkpoint.memory.pagemap import (
+    PAGE,
+    WINDOW,
+    Space,
+    Window,
+    is_pagemap,
+    read_pagemap,
+    space_of,
+)
 from savedworker.checkpoint.memory.records import Mask, Words, as_bytes, blank, fill, split
 from savedworker.model.errors import Corrupt
 from savedworker.model.manifest import MemoryGroup, StoredMemory
@@ -112,6 +120,8 @@ def _image_target(stored: StoredMemory, folder: Path, sizes: Mapping[str, int]) 
         size = sizes.get(stored.name, 0)
         target = file_target(stored, ((0, size),) if size else (), path, size)
     else:
+        if not is_pagemap(stored.name):
+            raise Corrupt(f"{stored.name} is no pagemap")
         space = read_pagemap(folder / stored.name, stored.size)
         if (space.pages, space.size) != (stored.pages, stored.size):
             raise Corrupt(f"{stored.name} describes another pages file than the manifest")

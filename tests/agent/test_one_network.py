@@ -1,0 +1,64 @@
+"""Two agents on one instance, as two jobs of AWS Batch on one machine: there is one private network, and the second one waits for it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from savedworker.agent import main
+from savedworker.agent.config import AgentConfig
+from savedworker.checkpoint import network
+from savedworker.checkpoint.tools import Tools
+from savedworker.model import events as ev
+from savedworker.model.record import WorkerRecord
+from savedworker.model.spec import WorkerSpec
+from savedworker.store.backend import open_store
+from savedworker.store.worker import WorkerStore
+from tests.hostile.material import AT
+
+SPEC = WorkerSpec(id="w", command=("true",))
+
+
+@pytest.mark.parametrize(("spec", "waits"), [(SPEC, 3), (SPEC.model_copy(update={"network": "host"}), 0)])
+def test_an_agent_takes_no_lease_while_another_worker_has_the_private_network(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spec: WorkerSpec,
+    waits: int,
+) -> None:
+    """To fail with the checkpoint in its hands would count against that."""
+    worker = WorkerStore(open_store(str(tmp_path / "store")), "w")
+    worker.store.ensure()
+    worker.create_spec(spec)
+    worker.create_record(WorkerRecord(id="w", created_at=AT))
+    worker.record_event(ev.LaunchRequested(at=AT, launch="l"))
+    agent = main._Agent(
+        AgentConfig(
+            store=(tmp_path / "store").as_uri(),
+            worker="w",
+            launch="l",
+            fleet="other",
+            instance="i",
+            zone=None,
+            state_dir=tmp_path / "state",
+        )
+    )
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert worker.load_record().record.lease is None
+        slept.append(seconds)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(network, "claim", lambda: len(slept) == waits)
+    with caplog.at_level(logging.WARNING):
+        taken = agent._win(spec, Tools(Path("criu"), Path("runc"), "4.2", "1.3"), Path("/"))
+    assert taken is not None
+    assert worker.load_record().record.lease is not None
+    assert len(slept) == waits
+    assert [x.message for x in caplog.records if "private network" in x.message] == [
+        "another worker has the private network of this instance: waiting for its end"
+    ] * bool(waits)
