@@ -34,6 +34,7 @@ from savedworker.model.errors import (
     BadSpec,
     Conflict,
     Corrupt,
+    Fatal,
     NotFound,
     Refused,
     SavedWorkerError,
@@ -237,7 +238,7 @@ class _Agent:
                 if isinstance(answer, Wait):
                     time.sleep(min(1.0, spec.lease_term / 40))
                     continue
-                if spec.network == "private" and not network.claim():
+                if spec.network == "private" and not self._has_network():
                     if not waits:
                         log.warning(
                             "another worker has the private network of this instance: waiting for its end"
@@ -266,6 +267,15 @@ class _Agent:
             except Temporary as error:
                 log.warning("the store does not answer, waiting: %s", error)
                 time.sleep(min(error.retry_after, 5.0))
+
+    @staticmethod
+    def _has_network() -> bool:
+        """Whether the private network of this instance is for this worker."""
+        try:
+            return network.claim()
+        except Fatal as error:
+            log.warning("it is not known who has the private network: %s", error)
+            return True  # what is wrong is told when the worker is begun
 
     def _manifest(self, spec: WorkerSpec, checkpoint: CheckpointEntry | None) -> Manifest | None:
         """The checkpoint's manifest; None without one, or when it cannot be read (the restore will find and report that)."""

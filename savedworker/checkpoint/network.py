@@ -90,6 +90,10 @@ def claim(name: str = "") -> bool:
 
 def _leads_to() -> list[str] | None:
     """The name of the namespace to which the link leads, if it is one that can be seen from here; None without a link. Raises Fatal."""
+    try:
+        socket.if_nametoindex(_LINK)
+    except OSError:
+        return None
     ip = need("ip", "iproute2")
     try:
         links = json.loads(run([ip, "-json", "link", "show", _LINK], check=False).stdout or "[]")

@@ -12,6 +12,7 @@ from savedworker.agent.config import AgentConfig
 from savedworker.checkpoint import network
 from savedworker.checkpoint.tools import Tools
 from savedworker.model import events as ev
+from savedworker.model.errors import Fatal
 from savedworker.model.record import WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
@@ -21,15 +22,23 @@ from tests.hostile.material import AT
 SPEC = WorkerSpec(id="w", command=("true",))
 
 
-@pytest.mark.parametrize(("spec", "waits"), [(SPEC, 3), (SPEC.model_copy(update={"network": "host"}), 0)])
+HOST = SPEC.model_copy(update={"network": "host"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits", "fails"),
+    [(SPEC, 3, False), (HOST, 0, False), (SPEC, 0, True)],
+    ids=["private", "host", "nobody knows"],
+)
 def test_an_agent_takes_no_lease_while_another_worker_has_the_private_network(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     spec: WorkerSpec,
     waits: int,
+    fails: bool,
 ) -> None:
-    """To fail with the checkpoint in its hands would count against that."""
+    """To fail with the checkpoint in its hands would count against that. Where it cannot be seen, whoever begins the worker says so."""
     worker = WorkerStore(open_store(str(tmp_path / "store")), "w")
     worker.store.ensure()
     worker.create_spec(spec)
@@ -53,12 +62,18 @@ def test_an_agent_takes_no_lease_while_another_worker_has_the_private_network(
         slept.append(seconds)
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr(network, "claim", lambda: len(slept) == waits)
+
+    def claim() -> bool:
+        if fails:
+            raise Fatal("ip is not installed")
+        return len(slept) == waits
+
+    monkeypatch.setattr(network, "claim", claim)
     with caplog.at_level(logging.WARNING):
         taken = agent._win(spec, Tools(Path("criu"), Path("runc"), "4.2", "1.3"), Path("/"))
     assert taken is not None
     assert worker.load_record().record.lease is not None
     assert len(slept) == waits
-    assert [x.message for x in caplog.records if "private network" in x.message] == [
+    assert [x.message for x in caplog.records if "waiting" in x.message] == [
         "another worker has the private network of this instance: waiting for its end"
     ] * bool(waits)
