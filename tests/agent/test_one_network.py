@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from savedworker.agent import main
-from savedworker.agent.config import AgentConfig
 from savedworker.checkpoint import network
 from savedworker.checkpoint.tools import Tools
 from savedworker.model import events as ev
@@ -17,6 +16,7 @@ from savedworker.model.record import WorkerRecord
 from savedworker.model.spec import WorkerSpec
 from savedworker.store.backend import open_store
 from savedworker.store.worker import WorkerStore
+from tests.agent.test_keys import config
 from tests.hostile.material import AT
 
 SPEC = WorkerSpec(id="w", command=("true",))
@@ -44,17 +44,7 @@ def test_an_agent_takes_no_lease_while_another_worker_has_the_private_network(
     worker.create_spec(spec)
     worker.create_record(WorkerRecord(id="w", created_at=AT))
     worker.record_event(ev.LaunchRequested(at=AT, launch="l"))
-    agent = main._Agent(
-        AgentConfig(
-            store=(tmp_path / "store").as_uri(),
-            worker="w",
-            launch="l",
-            fleet="other",
-            instance="i",
-            zone=None,
-            state_dir=tmp_path / "state",
-        )
-    )
+    agent = main._Agent(config(tmp_path))
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
