@@ -241,7 +241,9 @@ def test_an_index_that_was_not_parsed_is_checked_all_the_same(target: Path) -> N
     assert os.listdir(target) == []
 
 
-@pytest.mark.parametrize("answer", [b"", b"hell", b"hello!", bytes(CHUNK_SIZE)])
+@pytest.mark.parametrize(
+    "answer", [b"", b"hell", b"hello!", bytes(CHUNK_SIZE)], ids=["nothing", "shorter", "longer", "a chunk"]
+)
 def test_a_chunk_of_another_length_is_refused(target: Path, answer: bytes) -> None:
     with pytest.raises(Corrupt, match="bytes instead of 5"):
         extract(LayerIndex.parse(document(a_file())), lambda key: answer, target)

@@ -33,7 +33,11 @@ def where(key: str) -> str:
     return f"workers/w/chunks/{key}"
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 100_000])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 100_000],
+    ids=["nothing", "a byte", "zeros", "noise", "repeated"],
+)
 def test_a_chunk_comes_back_as_it_was_put(chunks: ChunkStore, data: bytes) -> None:
     key = chunks.put(data)
     assert key == PLAIN.chunk_name(data)
