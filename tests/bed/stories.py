@@ -78,12 +78,22 @@ class Story(World):
         return incarnation.instance
 
     def moved(self, worker: str, number: int) -> WorkerRecord:
-        return self.until(
+        """Wait until it runs as incarnation ``number``, and has put something from there."""
+        self.until(
             worker,
             lambda r: len(r.incarnations) >= number and r.state in (State.RUNNING, State.CHECKPOINTING),
             f"run as incarnation {number}",
             seconds=120,
         )
+        before = self.steps()
+        return self.until(
+            worker, lambda _: self.steps() > before + 1, f"put something as incarnation {number}", seconds=60
+        )
+
+    def steps(self) -> int:
+        """How many objects the worker has put."""
+        pages = self.cloud.s3.get_paginator("list_objects_v2").paginate(Bucket="steps")
+        return sum(page["KeyCount"] for page in pages)
 
     def finish_again(self, worker: str) -> WorkerRecord:
         """Let a worker end that has done a part of its work again."""
