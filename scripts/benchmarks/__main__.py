@@ -13,6 +13,7 @@ from pathlib import Path
 from savedworker.bench.suite import KINDS, PARTS, Plan, begin, measure
 from savedworker.bench.summary import table, write
 from savedworker.checkpoint.allocator import begin_again_in_huge_pages
+from savedworker.model.errors import SavedWorkerError
 from scripts.benchmarks.object_store import KINDS as KINDS_OF_S3
 from scripts.benchmarks.object_store import s3
 from scripts.benchmarks.podman import PYTHON, Podman, installed, version
@@ -63,6 +64,9 @@ def run(plan: Plan, given: argparse.Namespace) -> int:
         say("interrupted: these are the figures so far, nothing is written")
         print(table(name, results))
         return 130
+    except SavedWorkerError as error:
+        say(str(error))
+        return 1
     if given.quick and not given.name:
         print(table(name, results))  # a smoke is not worth keeping
         return 0
