@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from savedworker.bench.suite import PARTS
 from savedworker.checkpoint.mountinfo import mounts_below
+from savedworker.cli.bench import PARTS as help_has
 
 pytestmark = [pytest.mark.criu, pytest.mark.xdist_group("bench")]  # one private network at a time
 
@@ -59,6 +61,11 @@ def test_it_measures_until_committed_and_running_and_leaves_nothing(folder: Path
         assert what in figures, sorted(figures)
         assert figures[what]["value"] > 0
     assert document["machine"]["cores"] >= 1
+
+
+def test_the_help_names_every_part_that_there_is() -> None:
+    """The command does not import the measurements for its help, and has a list of its own."""
+    assert help_has == PARTS
 
 
 def test_the_table_says_of_how_many_samples_it_is(folder: Path) -> None:
